@@ -1,0 +1,5 @@
+"""`python -m llama3jit`."""
+
+from llama3jit.cli import main
+
+main()

@@ -1,0 +1,12 @@
+"""The command line: a file a command. stdout carries only the result, all else goes to stderr."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line; an error is one line on stderr and an exit status, no traceback."""
+    from llama3jit.cli.app import run
+
+    sys.exit(run(sys.argv[1:]))

@@ -1,0 +1,1 @@
+"""Builds ops into native objects, keeps them, and loads them."""

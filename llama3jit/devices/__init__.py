@@ -1,0 +1,44 @@
+"""Where a plan runs. Each device is a module with `load(...) -> Runner`; this page is what the
+engine sees of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from llama3jit.model.batch import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one forward pass and one KV cache hold."""
+
+    vocab_size: int
+    n_ctx: int  # tokens of one sequence
+    max_tokens: int  # T of a batch
+    max_sequences: int  # S of a batch
+    max_logits_rows: int  # R of a batch
+    block_tokens: int  # tokens of a KV block
+    n_blocks: int  # KV blocks in the pool
+
+
+class Runner(Protocol):
+    """A model on a device. `forward` is for one thread at a time; `cancel` is for any."""
+
+    limits: Limits
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        """Logits [R, vocab_size] of the rows asked for; valid until the next call.
+
+        Raises CancelledError after `cancel`, DeviceError when the device fails.
+        """
+
+    def cancel(self) -> None:
+        """Make the forward pass that is running, if one is, end soon."""
+
+    def close(self) -> None:
+        """Let go of weights, cache and threads; may be called twice."""

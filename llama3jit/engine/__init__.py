@@ -1,0 +1,1 @@
+"""Sequences, their KV blocks, and the loop that turns logits into tokens. Knows no text."""
