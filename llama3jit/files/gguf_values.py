@@ -130,10 +130,9 @@ def _decode_numbers(data: mmap, value: Value) -> NDArray[Any]:
     import numpy as np
 
     code = SCALARS[value.item_kind][1]
-    if code == "?":
-        return np.frombuffer(data[value.start : value.stop], np.uint8) != 0
-    items: NDArray[Any] = np.frombuffer(data[value.start : value.stop], "<" + code).astype(code)
-    return items
+    raw = np.frombuffer(data[value.start : value.stop], np.uint8)
+    # A bool may be any byte; the bytes of one NumPy bool must be 0 or 1.
+    return raw.astype(bool) if code == "?" else raw.view("<" + code).astype(code)
 
 
 def _decode_strings(data: mmap, starts: array[int]) -> list[str]:
