@@ -1,0 +1,1 @@
+"""CPU kernels: vector types and atomics as numba intrinsics, the walker, and tuned ops."""

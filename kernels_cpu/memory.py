@@ -1,0 +1,104 @@
+"""Memory by address: words, and array views that own nothing."""
+
+from functools import cache
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+from numba.np.arrayobj import make_array, populate_array
+
+WORD = 8
+INT64 = ir.IntType(64)
+
+DTYPES = {
+    "uint8": types.uint8,
+    "int8": types.int8,
+    "uint16": types.uint16,
+    "int32": types.int32,
+    "int64": types.int64,
+    "float32": types.float32,
+    "float64": types.float64,
+}
+
+
+def _loader(numba_type, llvm_type):
+    @intrinsic
+    def load(typing_context, address):
+        def generate(context, builder, signature, arguments):
+            return builder.load(builder.inttoptr(arguments[0], llvm_type.as_pointer()))
+
+        return numba_type(types.int64), generate
+
+    return load
+
+
+load_i64 = _loader(types.int64, INT64)
+load_f32 = _loader(types.float32, ir.FloatType())
+
+
+@intrinsic
+def store_i64(typing_context, address, value):
+    def generate(context, builder, signature, arguments):
+        builder.store(arguments[1], builder.inttoptr(arguments[0], INT64.as_pointer()))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64), generate
+
+
+@cache
+def viewer(dtype, ndim):
+    """An intrinsic `view(address, *shape)`: a C-contiguous array of NumPy dtype name `dtype`."""
+    element = DTYPES[dtype]
+    array_type = types.Array(element, ndim, "C", aligned=True)
+
+    def build(context, builder, address, shape):
+        itemsize = context.get_abi_sizeof(context.get_data_type(element))
+        array = make_array(array_type)(context, builder)
+        stride = ir.Constant(INT64, itemsize)
+        strides = []
+        for extent in reversed(shape):
+            strides.insert(0, stride)
+            stride = builder.mul(stride, extent)
+        populate_array(
+            array,
+            data=builder.inttoptr(address, context.get_data_type(element).as_pointer()),
+            shape=cgutils.pack_array(builder, shape, ty=INT64),
+            strides=cgutils.pack_array(builder, strides, ty=INT64),
+            itemsize=ir.Constant(INT64, itemsize),
+            meminfo=None,
+        )
+        return array._getvalue()
+
+    names = ", ".join(f"n{i}" for i in range(ndim))
+    source = (
+        f"def view(typing_context, address, {names}):\n"
+        f"    def generate(context, builder, signature, arguments):\n"
+        f"        return build(context, builder, arguments[0], list(arguments[1:]))\n"
+        f"    return array_type(*[int64] * {ndim + 1}), generate\n"
+    )
+    space = {"array_type": array_type, "build": build, "int64": types.int64}
+    exec(source, space)
+    return intrinsic(space["view"])
+
+
+@intrinsic
+def call_op(typing_context, op, row, first, end):
+    """Call the compiled op at address `op` on the items first:end of a row; 0 is success."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(INT64, [INT64, INT64, INT64])
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+    return types.int64(*[types.int64] * 4), generate
+
+
+@intrinsic
+def call_count(typing_context, count, row):
+    """Call the compiled item count at address `count` on a row."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(INT64, [INT64])
+        return builder.call(builder.inttoptr(arguments[0], kind.as_pointer()), arguments[1:])
+
+    return types.int64(types.int64, types.int64), generate

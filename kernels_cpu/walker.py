@@ -1,0 +1,133 @@
+"""One forward pass: every thread walks the rows of a lowered plan.
+
+A row is a run of 64-bit words: the address of the op, the address of its item count, the row's
+bytes, whether a barrier follows, then the op's operands (see llama3jit.compile.entry). Threads
+take items by tickets, a few at a time. The control block is an array of words, one cache line for
+each that is written while others read.
+"""
+
+from numba import njit
+
+from kernels_cpu.memory import WORD, call_count, call_op, load_i64, store_i64
+from kernels_cpu.sync import (
+    atomic_add,
+    atomic_load,
+    atomic_store,
+    unpark,
+    wait_or_park,
+    wait_while,
+)
+
+LINE = 64
+
+# Offsets in a row.
+COUNT = 1 * WORD
+ROW_BYTES = 2 * WORD
+BARRIER = 3 * WORD
+
+# Offsets in the control block.
+EPOCH = 0 * LINE
+ROWS = 1 * LINE  # the address of the rows, how many there are, the address of their tickets
+N_ROWS = ROWS + 1 * WORD
+TICKETS = ROWS + 2 * WORD
+THREADS = ROWS + 3 * WORD
+ARRIVED = 2 * LINE
+GENERATION = 3 * LINE
+CANCEL = 4 * LINE
+FAILED = 5 * LINE
+VERDICT = 6 * LINE
+PARKED = 7 * LINE
+STOP = 8 * LINE
+CONTROL_BYTES = 9 * LINE
+
+# Tickets that a thread draws for a row if the work is even; more let a slow thread fall behind.
+DRAWS = 8
+
+CANCELLED = 1
+
+
+@njit
+def barrier(control, threads):
+    """Wait for all threads; the last one decides for all whether to go on. 0 is to go on."""
+    generation = atomic_load(control + GENERATION)
+    if atomic_add(control + ARRIVED, 1) == threads - 1:
+        verdict = load_i64(control + FAILED)
+        if verdict == 0 and atomic_load(control + CANCEL) != 0:
+            verdict = CANCELLED
+        store_i64(control + VERDICT, verdict)
+        atomic_store(control + ARRIVED, 0)
+        atomic_store(control + GENERATION, generation + 1)
+    else:
+        wait_while(control + GENERATION, generation)
+    return load_i64(control + VERDICT)
+
+
+@njit
+def work(control, row, ticket, threads):
+    """Do items of one row until there are none left."""
+    op = load_i64(row)
+    count = call_count(load_i64(row + COUNT), row)
+    grain = max(1, count // (threads * DRAWS))
+    while atomic_load(control + CANCEL) == 0:
+        first = atomic_add(ticket, grain)
+        if first >= count:
+            break
+        status = call_op(op, row, first, min(first + grain, count))
+        if status != 0:
+            atomic_store(control + FAILED, status)
+
+
+@njit
+def walk(control):
+    """Walk all rows, in step with the other threads; 0, CANCELLED, or an op's status."""
+    row = load_i64(control + ROWS)
+    ticket = load_i64(control + TICKETS)
+    threads = load_i64(control + THREADS)
+    for _ in range(load_i64(control + N_ROWS)):
+        work(control, row, ticket, threads)
+        if load_i64(row + BARRIER) != 0:
+            verdict = barrier(control, threads)
+            if verdict != 0:
+                return verdict
+        row += load_i64(row + ROW_BYTES)
+        ticket += WORD
+    return 0
+
+
+@njit
+def run(control, rows, n_rows, tickets):
+    """One pass by the calling thread and all workers; the last row must have a barrier."""
+    for i in range(n_rows):
+        store_i64(tickets + i * WORD, 0)
+    store_i64(control + ROWS, rows)
+    store_i64(control + N_ROWS, n_rows)
+    store_i64(control + TICKETS, tickets)
+    store_i64(control + FAILED, 0)
+    atomic_add(control + EPOCH, 1)
+    if atomic_load(control + PARKED) != 0:
+        unpark(control + EPOCH)
+    return walk(control)
+
+
+@njit
+def serve(control, seen):
+    """A worker: join every pass after epoch `seen`, until told to stop."""
+    while True:
+        wait_or_park(control + EPOCH, seen, control + PARKED)
+        seen = atomic_load(control + EPOCH)
+        if atomic_load(control + STOP) != 0:
+            return 0
+        walk(control)
+
+
+@njit
+def stop(control):
+    """Send the workers home."""
+    atomic_store(control + STOP, 1)
+    atomic_add(control + EPOCH, 1)
+    unpark(control + EPOCH)
+    return 0
+
+
+# What the object exports: functions of so many int64 that return an int64.
+EXPORTS = {"run": (run, 4), "serve": (serve, 2), "stop": (stop, 1)}

@@ -1,0 +1,125 @@
+"""Builds native objects. Run as a process of its own, since numba reads its target from the
+environment once: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES must both be set.
+
+    python -m llama3jit.compile.builder MODULE:OP:VARIANT=FILE ...
+
+Each object is written to a new file and renamed into place; one line on stdout says that it is
+there.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from llama3jit.compile.cache import sealed
+from llama3jit.compile.units import Unit, symbols
+
+
+def exported(unit: Unit) -> dict[str, tuple[Any, int]]:
+    """Symbol -> dispatcher and how many int64 it takes."""
+    from llama3jit.compile.entry import compiled_entry
+    from llama3jit.ops.op import Op
+
+    module = import_module(unit.module)
+    if not unit.op:
+        return {symbols(unit)[name]: pair for name, pair in module.EXPORTS.items()}
+    op = getattr(module, unit.op)
+    assert isinstance(op, Op)
+    entry, count = compiled_entry(op, unit.variant)
+    names = symbols(unit)
+    return {names["entry"]: (entry, 3), names["count"]: (count, 1)}
+
+
+def build(unit: Unit) -> bytes:
+    """The unit as a relocatable object for NUMBA_CPU_NAME with NUMBA_CPU_FEATURES."""
+    from llvmlite import ir
+    from numba.core import compiler, types
+    from numba.core.codegen import AOTCPUCodegen
+    from numba.core.compiler_lock import global_compiler_lock
+    from numba.core.registry import cpu_target
+
+    features = os.environ["NUMBA_CPU_FEATURES"]
+    cpu = os.environ["NUMBA_CPU_NAME"]
+
+    class Codegen(AOTCPUCodegen):
+        """numba's own leaves the features to LLVM's table of processors."""
+
+        def _customize_tm_features(self) -> str:
+            return features
+
+    typing, target = cpu_target.typing_context, cpu_target.target_context
+    typing.refresh()
+    target.refresh()
+    context = target.with_aot_codegen("llama3jit", cpu_name=cpu)
+    context._internal_codegen = Codegen("llama3jit", cpu)
+    with global_compiler_lock:
+        library = context.codegen().create_library("llama3jit")
+        names = exported(unit)
+        for symbol, (dispatcher, n_arguments) in names.items():
+            signature = types.int64(*[types.int64] * n_arguments)
+            flags = compiler.Flags()
+            options = dict(dispatcher.targetoptions, no_cpython_wrapper=True, no_cfunc_wrapper=True)
+            cpu_target.options.parse_as_flags(flags, options)
+            flags.no_compile = True
+            result = compiler.compile_extra(
+                typing,
+                context,
+                dispatcher.py_func,
+                signature.args,
+                signature.return_type,
+                flags,
+                locals={},
+                library=library,
+            )
+            library.add_ir_module(_c_function(context, library, symbol, signature, result, ir))
+        library.finalize()
+        for function in library.get_defined_functions():
+            if function.name not in names:
+                function.linkage = "internal"
+        emitted: bytes = library.emit_native_object()
+    return emitted
+
+
+def _c_function(context: Any, library: Any, symbol: str, signature: Any, result: Any, ir: Any) -> Any:
+    """A module with the plain C function `symbol`: numba's status if it is not zero, else the
+    result."""
+    module = library.create_ir_module(f"export_{symbol}")
+    callee_type = context.call_conv.get_function_type(result.fndesc.restype, result.fndesc.argtypes)
+    callee = ir.Function(module, callee_type, result.fndesc.llvm_func_name)
+    int64 = ir.IntType(64)
+    function = ir.Function(module, ir.FunctionType(int64, [int64] * len(signature.args)), symbol)
+    builder = ir.IRBuilder(function.append_basic_block())
+    status, value = context.call_conv.call_function(
+        builder, callee, result.fndesc.restype, result.fndesc.argtypes, function.args
+    )
+    failed = builder.sext(status.code, int64)
+    builder.ret(builder.select(status.is_error, failed, value))
+    return module
+
+
+def main(arguments: list[str]) -> int:
+    """Build what is asked for; the exit status says how many units failed."""
+    failures = 0
+    for argument in arguments:
+        name, _, path = argument.partition("=")
+        try:
+            emitted = build(Unit(*name.split(":")))
+        except Exception:
+            traceback.print_exc()
+            print(f"failed {name}", flush=True)
+            failures += 1
+            continue
+        fresh = Path(f"{path}.{os.getpid()}.new")
+        fresh.write_bytes(sealed(emitted))
+        os.replace(fresh, path)
+        print(f"built {name}", flush=True)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

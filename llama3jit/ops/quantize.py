@@ -1,0 +1,46 @@
+"""Activations to int8, one scale for each 32 values, for `matmul_int8`."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llama3jit.ops.op import AS_WRITTEN, op
+
+
+@op(fastmath=AS_WRITTEN)
+def quantize(
+    xq: i8[T, K], xs: f32[T, blocks], xsum: i32[T, blocks], x: f32[T, K], items: T * blocks
+):
+    """xs = max |x| / 127, xq = round(x / xs), xsum = sum of xq, over each block of 32 values.
+
+    Halves round to even. A block of zeros has the scale 0. K is a multiple of 32.
+    """
+    blocks = xs.shape[1]
+    for i in items:
+        t = i // blocks
+        b = i % blocks
+        largest = np.float32(0.0)
+        for k in range(32 * b, 32 * b + 32):
+            largest = max(largest, abs(x[t, k]))
+        scale = largest / np.float32(127.0)
+        inverse = np.float32(0.0)
+        if scale > np.float32(0.0):
+            inverse = np.float32(1.0) / scale
+        total = np.int32(0)
+        for k in range(32 * b, 32 * b + 32):
+            q = np.int32(np.rint(x[t, k] * inverse))
+            xq[t, k] = q
+            total += q
+        xs[t, b] = scale
+        xsum[t, b] = total
+
+
+@quantize.reference
+def quantize_reference(xq, xs, xsum, x):
+    blocks = np.asarray(x, np.float32).reshape(len(x), -1, 32)
+    xs[:] = np.abs(blocks).max(axis=2) / np.float32(127.0)
+    with np.errstate(divide="ignore"):
+        inverse = np.where(xs > 0, np.float32(1.0) / xs, np.float32(0.0))
+    quantised = np.rint(blocks * inverse[:, :, None]).astype(np.int32)
+    xq[:] = quantised.reshape(xq.shape)
+    xsum[:] = quantised.sum(axis=2)
