@@ -1,0 +1,103 @@
+"""Byte-level BPE (GPT-2, Llama 3, Qwen2, SmolLM2): the merging is done by `tokenizers`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llama3jit.errors import ModelFormatError
+from llama3jit.text.pretokenizers import build_pretokenizer, find_pretokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Backend
+
+    from llama3jit.text.vocabulary import Vocabulary
+
+
+def _byte_characters() -> str:
+    """The 256 characters that stand for the bytes 0 to 255 in such a vocabulary: printable Latin-1
+    stands for itself, the others follow in order from U+0100 (GPT-2's table)."""
+    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+    spare = iter(range(0x100, 0x200))
+    return "".join(chr(byte if byte in printable else next(spare)) for byte in range(256))
+
+
+CHARACTER_OF_BYTE = _byte_characters()
+BYTE_OF_CHARACTER = {character: byte for byte, character in enumerate(CHARACTER_OF_BYTE)}
+
+
+class ByteLevelModel:
+    """Plain text to ids and a token's bytes, special tokens aside."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._tokens = vocabulary.tokens
+        self._unk_id = vocabulary.unk_id
+        self._ids = _plain_ids(self._tokens, vocabulary.special_ids)
+        self._backend = _build_backend(vocabulary, self._ids)
+
+    def encode(self, text: str, after_special: bool = False) -> list[int]:
+        """Ids of `text`, which holds no lone surrogates."""
+        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def encode_byte(self, byte: int) -> list[int]:
+        """The id of one byte that is no part of valid UTF-8."""
+        index = self._ids.get(CHARACTER_OF_BYTE[byte], self._unk_id)
+        return [] if index is None else [index]
+
+    def token_bytes(self, index: int) -> bytes:
+        """The bytes that a token adds to the text."""
+        try:
+            return bytes([BYTE_OF_CHARACTER[character] for character in self._tokens[index]])
+        except KeyError:
+            return self._tokens[index].encode("utf-8", "replace")
+
+
+def _plain_ids(tokens: list[str], special_ids: frozenset[int]) -> dict[str, int]:
+    """Token -> id of all but the special tokens; of equal tokens the lowest id."""
+    ids = dict(zip(tokens, range(len(tokens)), strict=True))
+    if len(ids) == len(tokens):
+        for index in special_ids:
+            del ids[tokens[index]]
+        return ids
+    return {tokens[i]: i for i in reversed(range(len(tokens))) if i not in special_ids}
+
+
+def _build_backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Backend:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import models
+
+    kind = find_pretokenizer(vocabulary.pre)
+    pairs: list[Any] = [tuple(merge.split(" ")) for merge in vocabulary.merges]
+    try:
+        model = models.BPE(ids, pairs, ignore_merges=kind.whole_words)
+    except Exception:
+        pairs = _checked_merges(vocabulary, ids)
+        model = models.BPE(ids, pairs, ignore_merges=kind.whole_words)
+    backend = Backend(model)
+    pre_tokenizer, normalizer = build_pretokenizer(kind)
+    backend.pre_tokenizer = pre_tokenizer
+    if normalizer is not None:
+        backend.normalizer = normalizer
+    return backend
+
+
+def _checked_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[Any]:
+    """The merges that only concern plain tokens; ModelFormatError names one that cannot be."""
+    known = set(vocabulary.tokens)
+    pairs = []
+    for rank, merge in enumerate(vocabulary.merges):
+        pair = tuple(merge.split(" "))
+        if len(pair) != 2 or not all(pair):
+            raise ModelFormatError(
+                f"tokenizer.ggml.merges[{rank}] is {merge!r:.60}; expected two tokens and a space"
+            )
+        for token in (*pair, "".join(pair)):
+            if token not in known:
+                raise ModelFormatError(
+                    f"tokenizer.ggml.merges[{rank}] is {merge!r:.60}, but {token!r:.60} is not "
+                    "in tokenizer.ggml.tokens"
+                )
+        # A control token is never the result of merging plain text.
+        if all(token in ids for token in (*pair, "".join(pair))):
+            pairs.append(pair)
+    return pairs
