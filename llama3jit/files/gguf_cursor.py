@@ -30,8 +30,8 @@ class Cursor:
 
     __slots__ = ("data", "path", "pos", "size")
 
-    def __init__(self, data: mmap, path: Path) -> None:
-        self.data, self.path, self.pos, self.size = data, path, 0, len(data)
+    def __init__(self, data: mmap, path: Path, pos: int = 0) -> None:
+        self.data, self.path, self.pos, self.size = data, path, pos, len(data)
 
     def broken(self, found: str) -> ModelFormatError:
         return ModelFormatError(f"{self.path} is not a sound GGUF file: {found}")

@@ -6,7 +6,6 @@ Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 from __future__ import annotations
 
 import struct
-from array import array
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
@@ -15,14 +14,7 @@ from typing import TYPE_CHECKING
 from llama3jit.errors import ModelFormatError, UnsupportedError
 from llama3jit.files.formats import BY_GGML_TYPE, BlockFormat
 from llama3jit.files.gguf_cursor import Cursor, quoted
-from llama3jit.files.gguf_values import (
-    ARRAY,
-    MIN_ITEM_BYTES,
-    SCALAR_BYTES,
-    STRING,
-    Metadata,
-    Value,
-)
+from llama3jit.files.gguf_values import Metadata, Value, parse_value
 from llama3jit.files.sniff import looks_like
 
 if TYPE_CHECKING:
@@ -31,14 +23,11 @@ if TYPE_CHECKING:
 
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4  # GGML_MAX_DIMS
-MAX_ARRAY_DEPTH = 4
 # More than any model has; they bound the memory that a file made of tiny entries can ask for.
 MAX_KEYS = 1 << 16
 MAX_TENSORS = 1 << 17
 MIN_KEY_BYTES = 8 + 1 + 4 + 1
 MIN_TENSOR_BYTES = 8 + 1 + 4 + 4 + 8
-
-_U64 = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +76,7 @@ def parse_header(data: mmap, path: Path, shard: int = 0) -> Header:
         key = cursor.name(f"the name of metadata key {index}")
         if key in values:
             raise cursor.broken(f"metadata key {quoted(key)} occurs twice")
-        values[key] = _parse_value(cursor, cursor.u32(f"the type of {quoted(key)}"), quoted(key))
+        values[key] = parse_value(cursor, cursor.u32(f"the type of {quoted(key)}"), quoted(key))
     metadata = Metadata(data, values)
     raw = [_parse_tensor(cursor, index) for index in range(n_tensors)]
     alignment = _alignment(cursor, metadata)
@@ -115,50 +104,6 @@ def _parse_version(cursor: Cursor) -> int:
             f"{cursor.path} is GGUF version {version}; versions 2 and 3 are read"
         )
     return version
-
-
-def _parse_value(cursor: Cursor, kind: int, what: str, depth: int = 0) -> Value:
-    if kind in SCALAR_BYTES:
-        return Value(kind, cursor.take(SCALAR_BYTES[kind], what), cursor.pos)
-    if kind == STRING:
-        length = cursor.u64(f"the length of {what}")
-        return Value(kind, cursor.take(length, what), cursor.pos)
-    if kind != ARRAY:
-        raise cursor.broken(f"{what} is of the unknown value type {kind}")
-    if depth == MAX_ARRAY_DEPTH:
-        raise cursor.broken(f"{what} nests arrays more than {MAX_ARRAY_DEPTH} deep")
-    item_kind = cursor.u32(f"the item type of {what}")
-    if item_kind not in MIN_ITEM_BYTES:
-        raise cursor.broken(f"{what} is an array of the unknown value type {item_kind}")
-    count = cursor.count(f"the length of array {what}", MIN_ITEM_BYTES[item_kind])
-    start = cursor.pos
-    if item_kind == STRING:
-        starts = _walk_strings(cursor, count, what)
-        return Value(kind, start, cursor.pos, item_kind, count, starts=starts)
-    if item_kind == ARRAY:
-        items = tuple(_parse_value(cursor, ARRAY, what, depth + 1) for _ in range(count))
-        return Value(kind, start, cursor.pos, item_kind, count, items=items)
-    cursor.take(count * SCALAR_BYTES[item_kind], what)
-    return Value(kind, start, cursor.pos, item_kind, count)
-
-
-def _walk_strings(cursor: Cursor, count: int, what: str) -> array[int]:
-    """Where each string's length field stands, and the end: one pass, 80 ns a string."""
-    starts, data, pos, read = array("Q"), cursor.data, cursor.pos, _U64.unpack_from
-    append = starts.append
-    try:
-        for _ in range(count):
-            append(pos)
-            pos += 8 + read(data, pos)[0]
-    except (struct.error, OverflowError, IndexError):
-        pos = cursor.size + 1
-    if pos > cursor.size:
-        raise cursor.broken(
-            f"string {len(starts) - 1} of {what} runs past the end (cut short? download it again)"
-        )
-    append(pos)
-    cursor.pos = pos
-    return starts
 
 
 def _parse_tensor(cursor: Cursor, index: int) -> tuple[str, tuple[int, ...], int, int]:
