@@ -6,3 +6,35 @@ C-contiguous array of that dtype and shape, `eps: f32` a scalar, `read: function
 variant of the op binds, `items: rows` how many items there are. A dtype that is none of
 `signature.DTYPES` (`kv`) is bound by the variant too.
 """
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from llama3jit.ops.op import Op
+
+# Op -> its module in this package.
+MODULES = {
+    "add": "add",
+    "add_bias": "add",
+    "attention": "attention",
+    "embed": "embed",
+    "kv_append": "kv_append",
+    "matmul": "matmul",
+    "matmul_int8": "matmul",
+    "quantize": "quantize",
+    "rmsnorm": "rmsnorm",
+    "rope": "rope",
+    "rope_angles": "rope",
+    "select_rows": "select_rows",
+    "swiglu": "swiglu",
+}
+
+
+def find(name: str) -> Op:
+    """The op of that name, its module imported now."""
+    from importlib import import_module
+
+    found: Op = getattr(import_module(f"{__name__}.{MODULES[name]}"), name)
+    return found

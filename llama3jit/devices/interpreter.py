@@ -1,0 +1,105 @@
+"""Runs a plan row by row from Python: on the ops' NumPy references in float64, which is the
+device "reference", or on their `njit(parallel=True)` faces. Slow and plain; what other devices are
+measured against."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama3jit import ops
+from llama3jit.devices import Limits
+from llama3jit.errors import CancelledError
+from llama3jit.model import weights
+from llama3jit.model.batch import Batch
+from llama3jit.model.config import ModelConfig
+from llama3jit.model.plan import Plan, Row
+from llama3jit.ops.op import Op
+from llama3jit.ops.signature import DTYPES
+
+Call = Callable[..., None]
+
+
+class Interpreter:
+    """A plan on the faces of one kind: `face` is "reference" or "njit"."""
+
+    def __init__(
+        self, gguf: Any, config: ModelConfig, plan: Plan, limits: Limits, face: str
+    ) -> None:
+        self.limits = limits
+        self.plan = plan
+        self._face = face
+        self._wide = face == "reference"
+        self._cancelled = threading.Event()
+        self._fixed: dict[str, NDArray[Any]] = {}
+        for name, operand in plan.operands.items():
+            if operand.kind == "weight":
+                self._fixed[name] = weights.matrix(gguf, name, operand)
+            elif operand.kind == "vector":
+                self._fixed[name] = weights.vector(gguf, name)
+            elif operand.kind == "table":
+                self._fixed[name] = weights.frequencies(gguf, config)
+            elif operand.kind == "cache":
+                shape = [limits.n_blocks, *operand.shape[1:]]
+                self._fixed[name] = np.zeros(shape, self._dtype(operand.dtype))
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        """See Runner."""
+        self._cancelled.clear()
+        arrays = dict(self._fixed)
+        for name, operand in self.plan.operands.items():
+            if operand.kind == "batch":
+                arrays[name] = getattr(batch, name)
+            elif operand.kind == "buffer":
+                sizes = {"T": len(batch.tokens), "R": len(batch.logits_rows)}
+                shape = [sizes.get(str(dim), dim) for dim in operand.shape]
+                arrays[name] = np.full(shape, np.nan, self._dtype(operand.dtype))
+        for row in self.plan.rows:
+            if self._cancelled.is_set():
+                raise CancelledError("the forward pass was cancelled")
+            self._call(row, arrays)
+        return arrays["logits"].astype(np.float32)
+
+    def _dtype(self, name: str) -> str:
+        # The reference carries everything but a half-precision cache in float64.
+        return "float64" if self._wide and name == "f32" else DTYPES[name]
+
+    def _call(self, row: Row, arrays: dict[str, NDArray[Any]]) -> None:
+        op = ops.find(row.op)
+        values: list[Any] = []
+        dims: dict[str, int] = {}
+        given = [p for p in op.signature.parameters if not p.is_function]
+        for parameter in given:
+            value = row.operands[parameter.name]
+            if isinstance(value, str):
+                array = arrays[value]
+                array = array.reshape(*array.shape[: len(parameter.dims) - 1], -1)
+                dims.update(zip(parameter.dims, array.shape, strict=True))
+                values.append(array)
+            else:
+                values.append(np.dtype(DTYPES[parameter.dtype]).type(value))
+        if self._face == "reference":
+            _numpy(op, row.variant)(**{p.name: v for p, v in zip(given, values, strict=True)})
+        else:
+            op.njit(row.variant)(*values, op.signature.count(dims))
+
+    def cancel(self) -> None:
+        """See Runner."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """See Runner."""
+        self._fixed.clear()
+
+
+def _numpy(op: Op, variant: str) -> Call:
+    assert op.numpy is not None
+    if "variant" in inspect.signature(op.numpy).parameters:
+        return partial(op.numpy, variant=variant)
+    return op.numpy
