@@ -1,0 +1,199 @@
+"""Which tokens go into the next forward pass, and what becomes of its logits.
+
+First come, first served. A sequence is admitted when the blocks for all the tokens it may ever hold
+(prompt + max_tokens, at most n_ctx) are free, and keeps them to its end: nothing that runs ever
+waits for memory. A step takes one token of every decoding sequence, then fills up with prefill
+chunks. One thread's business; the engine's thread owns it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from llama3jit.engine.kv import BlockPool
+from llama3jit.engine.sampler import logprob, sample
+from llama3jit.engine.sequence import Finish, FinishReason, SequenceState, TokenEvent
+from llama3jit.errors import ContextOverflowError, InvalidArgumentError
+from llama3jit.model.batch import Batch, Piece, make_batch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from llama3jit.devices import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One forward pass: `parts` says how many tokens and rows of logits each sequence has in it."""
+
+    batch: Batch
+    parts: list[tuple[SequenceState, int, int]]
+
+
+class Scheduler:
+    """The sequences that wait and run on a device of these limits."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pool = BlockPool(limits.n_blocks)
+        self.n_ctx = min(limits.n_ctx, limits.n_blocks * limits.block_tokens)
+        self.waiting: deque[SequenceState] = deque()
+        self.running: list[SequenceState] = []
+        self._most = min(limits.max_sequences, limits.max_tokens, limits.max_logits_rows)
+
+    @property
+    def idle(self) -> bool:
+        """Nothing waits and nothing runs."""
+        return not self.running and not self.waiting
+
+    def capacity_for(self, prompt_tokens: int, max_tokens: int | None, visited: bool) -> int:
+        """Tokens that a sequence may hold in all. Raises ContextOverflowError if its prompt leaves
+        no room for one more, or, when it is `visited` and not generated from, for itself."""
+        if prompt_tokens == 0:
+            raise InvalidArgumentError("the prompt has no tokens: expected at least one")
+        if prompt_tokens > self.n_ctx - (not visited):
+            more = "" if visited else f", max_tokens is {max_tokens or 'not set'}"
+            raise ContextOverflowError(
+                f"the prompt has {prompt_tokens} tokens{more}, and the context holds {self.n_ctx} "
+                f"tokens, generated ones included: shorten the prompt or load with a larger n_ctx"
+            )
+        if visited:
+            return prompt_tokens
+        return self.n_ctx if max_tokens is None else min(self.n_ctx, prompt_tokens + max_tokens)
+
+    def next_step(self) -> Step | None:
+        """Drop what was cancelled, admit what fits, and lay out a forward pass; None if idle."""
+        for sequence in [s for s in (*self.waiting, *self.running) if s.cancelled]:
+            self.finish(sequence, "cancelled")
+        self._admit()
+        if not self.running:
+            return None
+        if all(s.pending == 1 and s.request.visit is None for s in self.running):
+            return Step(self._decode_batch(), [(s, 1, 1) for s in self.running])
+        parts, pieces = [], []
+        for sequence, piece in self._pieces():
+            rows = {"none": 0, "last": 1, "all": len(piece.tokens)}[piece.logits]
+            parts.append((sequence, len(piece.tokens), rows))
+            pieces.append(piece)
+        return Step(make_batch(pieces), parts)
+
+    def apply(self, step: Step, logits: NDArray[np.float32]) -> None:
+        """Account for a pass that was run: `logits` [R, vocab_size] as its batch asked for."""
+        row = 0
+        for sequence, n_tokens, n_rows in step.parts:
+            first = sequence.computed + n_tokens - n_rows
+            sequence.computed += n_tokens
+            rows = logits[row : row + n_rows]
+            row += n_rows
+            if sequence.cancelled:
+                continue
+            try:
+                if sequence.request.visit is not None:
+                    self._visit(sequence, first, rows)
+                elif n_rows:
+                    self._choose(sequence, rows[0])
+            except Exception as error:
+                self.finish(sequence, "error", error)
+
+    def finish(
+        self, sequence: SequenceState, reason: FinishReason, error: Exception | None = None
+    ) -> None:
+        """Take a sequence off, free its blocks and tell whoever waits for it."""
+        if sequence in self.running:
+            self.running.remove(sequence)
+            self.pool.free(sequence.block_table)
+            sequence.block_table = []
+        elif sequence in self.waiting:
+            self.waiting.remove(sequence)
+        sequence.events.put(Finish(reason, error))
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self._most:
+            sequence = self.waiting[0]
+            count = -(-sequence.capacity // self.limits.block_tokens)
+            if count > self.pool.n_free:
+                return
+            self.waiting.popleft()
+            sequence.block_table = self.pool.allocate(count)
+            sequence.block_row = np.array([sequence.block_table], np.int32)
+            sequence.admitted = time.perf_counter()
+            self.running.append(sequence)
+
+    def _pieces(self) -> Iterator[tuple[SequenceState, Piece]]:
+        """Decoding sequences first, one token each, then prefill chunks in order of arrival."""
+        decoding = [s for s in self.running if s.pending == 1 and s.request.visit is None]
+        filling = [s for s in self.running if s.pending > 1 or s.request.visit is not None]
+        tokens_left = self.limits.max_tokens
+        rows_left = self.limits.max_logits_rows
+        for sequence in decoding + filling:
+            n, logits = sequence.pending, "last"
+            if sequence.request.visit is not None:
+                unseen = sequence.request.visit_from - sequence.computed
+                n, logits = (min(n, unseen), "none") if unseen > 0 else (min(n, rows_left), "all")
+            if n > tokens_left:
+                n, logits = tokens_left, "none" if logits == "last" else logits
+            rows = {"none": 0, "last": 1, "all": n}[logits]
+            if n == 0 or rows > rows_left:
+                continue
+            tokens_left -= n
+            rows_left -= rows
+            yield sequence, self._piece(sequence, n, logits)
+
+    def _piece(self, sequence: SequenceState, n: int, logits: str) -> Piece:
+        end = sequence.computed + n
+        return Piece(
+            tokens=sequence.tokens[sequence.computed : end],
+            position=sequence.computed,
+            block_table=sequence.block_table[: -(-end // self.limits.block_tokens)],
+            logits=logits,  # type: ignore[arg-type]
+        )
+
+    def _decode_batch(self) -> Batch:
+        """What make_batch makes of one token of every running sequence, at less cost."""
+        lengths = [len(s.tokens) for s in self.running]
+        count = len(lengths)
+        width = -(-max(lengths) // self.limits.block_tokens)
+        if count == 1:
+            tables = self.running[0].block_row[:, :width]
+        else:
+            tables = np.zeros((count, width), np.int32)
+            for table, sequence, length in zip(tables, self.running, lengths, strict=True):
+                used = -(-length // self.limits.block_tokens)
+                table[:used] = sequence.block_row[0, :used]
+        context_lens = np.array(lengths, np.int32)
+        starts = np.arange(count + 1, dtype=np.int32)
+        return Batch(
+            tokens=np.array([s.tokens[-1] for s in self.running], np.int32),
+            positions=context_lens - np.int32(1),
+            seq_of=starts[:-1],
+            starts=starts,
+            context_lens=context_lens,
+            block_tables=tables,
+            logits_rows=starts[:-1],
+        )
+
+    def _choose(self, sequence: SequenceState, logits: NDArray[np.float32]) -> None:
+        request = sequence.request
+        token = sample(logits, request.params, sequence.seed, sequence.generated)
+        if token in request.end_ids:
+            self.finish(sequence, "stop")
+            return
+        sequence.tokens.append(token)
+        chance = logprob(logits, token) if request.params.logprobs else None
+        sequence.events.put(TokenEvent(token, chance, time.perf_counter()))
+        if len(sequence.tokens) >= sequence.capacity:
+            self.finish(sequence, "length")
+
+    def _visit(self, sequence: SequenceState, first: int, rows: NDArray[np.float32]) -> None:
+        assert sequence.request.visit is not None
+        if len(rows):
+            sequence.request.visit(first, rows)
+        if sequence.pending == 0:
+            self.finish(sequence, "stop")

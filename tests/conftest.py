@@ -1,0 +1,1 @@
+"""Being here puts tests/ on the import path, for the helpers that several folders use."""

@@ -1,0 +1,150 @@
+"""A Runner whose logits are a function of the tokens that it finds in its cache, and a tokenizer of
+bytes: what generates text without a model.
+
+The cache is kept as a device keeps it, in blocks that are reached through the block tables, so that
+a wrong table, position or length shows as wrong text.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+
+from llama3jit.devices import Limits
+from llama3jit.errors import CancelledError
+
+BOS, END, USER, ASSISTANT = 256, 257, 258, 259
+VOCAB = 260
+LIMITS = Limits(
+    vocab_size=VOCAB,
+    n_ctx=128,
+    max_tokens=16,
+    max_sequences=8,
+    max_logits_rows=8,
+    block_tokens=4,
+    n_blocks=8 * 32,
+)
+
+Script = Callable[[list[int]], np.ndarray]  # the tokens so far -> logits [vocab_size]
+
+
+def peak(token: int, vocab_size: int = VOCAB) -> np.ndarray:
+    """Logits that leave no doubt."""
+    row = np.zeros(vocab_size, np.float32)
+    row[token] = 50.0
+    return row
+
+
+def noise(history: Sequence[int]) -> np.ndarray:
+    """Logits that look random and depend on every token; never peaked, never the special tokens."""
+    row = np.random.default_rng(list(history)).standard_normal(VOCAB).astype(np.float32) * 2
+    row[256:] = -30.0
+    return row
+
+
+def replying(reply: str, marker: int = ASSISTANT) -> Script:
+    """After the last `marker` token: the bytes of `reply`, then END."""
+    wanted = [*reply.encode(), END]
+
+    def script(history: list[int]) -> np.ndarray:
+        since = history[::-1].index(marker)
+        return peak(wanted[min(since, len(wanted) - 1)])
+
+    return script
+
+
+class ScriptedRunner:
+    """Runs a script. `before` is called in every pass with the batch; it may wait or raise."""
+
+    def __init__(self, script: Script, limits: Limits = LIMITS, before=None) -> None:
+        self.limits = limits
+        self.script = script
+        self.before = before
+        self.cancelled = threading.Event()
+        self.batches: list = []
+        self.closed = 0
+        self._busy = threading.Lock()
+        self._cache = np.full((limits.n_blocks, limits.block_tokens), -1)
+
+    def forward(self, batch):
+        assert self._busy.acquire(blocking=False), "two passes at once"
+        try:
+            self.cancelled.clear()
+            self.batches.append(batch)
+            self._check(batch)
+            if self.before is not None:
+                self.before(batch)
+            if self.cancelled.is_set():
+                raise CancelledError("the pass was cancelled")
+            return self._logits(batch)
+        finally:
+            self._busy.release()
+
+    def cancel(self) -> None:
+        self.cancelled.set()
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def _check(self, batch) -> None:
+        limits = self.limits
+        assert 1 <= len(batch.tokens) <= limits.max_tokens
+        assert 1 <= len(batch.context_lens) <= limits.max_sequences
+        assert len(batch.logits_rows) <= limits.max_logits_rows
+        assert batch.context_lens.max() <= limits.n_ctx
+        for name in batch.__slots__:
+            assert getattr(batch, name).dtype == np.int32, name
+
+    def _logits(self, batch) -> np.ndarray:
+        size = self.limits.block_tokens
+        for token, position, s in zip(batch.tokens, batch.positions, batch.seq_of, strict=True):
+            block = batch.block_tables[s, position // size]
+            self._cache[block, position % size] = token
+        rows = []
+        for t in batch.logits_rows:
+            table = batch.block_tables[batch.seq_of[t]]
+            seen = self._cache[table].reshape(-1)[: batch.positions[t] + 1]
+            rows.append(self.script([int(token) for token in seen]))
+        return np.array(rows, np.float32).reshape(-1, self.limits.vocab_size)
+
+
+class ByteTokenizer:
+    """A token a byte; BOS, END, USER and ASSISTANT have no text."""
+
+    bos_id = BOS
+    end_ids = (END,)
+    vocab_size = VOCAB
+
+    def encode(self, text, add_bos=None, parse_special=False):
+        return [BOS] * (add_bos is not False) + list(text.encode())
+
+    def token_bytes(self, token):
+        return bytes([token]) if token < 256 else b""
+
+    def decode(self, ids, skip_special=False):
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+
+
+class ByteTemplate:
+    """USER text ASSISTANT text ... ASSISTANT."""
+
+    def encode(self, messages):
+        ids = [BOS]
+        for message in messages:
+            marker = ASSISTANT if message["role"] == "assistant" else USER
+            ids += [marker, *message["content"].encode()]
+        return [*ids, ASSISTANT]
+
+
+def scripted_llama(script: Script, limits: Limits = LIMITS, before=None):
+    """A Llama that runs a script, with its runner."""
+    from llama3jit.api import Llama
+    from llama3jit.engine.engine import Engine
+
+    runner = ScriptedRunner(script, limits, before)
+    llama = Llama(Engine(runner), ByteTokenizer(), {})
+    llama.__dict__["_template"] = ByteTemplate()
+    return SimpleNamespace(llama=llama, runner=runner)
