@@ -36,7 +36,7 @@ class Tokenizer:
         self._tokens = vocabulary.tokens
         self.vocab_size = len(vocabulary.tokens)
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
-        self.unk_id = vocabulary.unk_id
+        self.unk_id, self.pad_id = vocabulary.unk_id, vocabulary.pad_id
         self.end_ids, self.special_ids = vocabulary.end_ids, vocabulary.special_ids
         self.add_bos, self.add_eos = vocabulary.add_bos, vocabulary.add_eos
         self.add_space_prefix = vocabulary.add_space_prefix

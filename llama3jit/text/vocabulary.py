@@ -61,6 +61,7 @@ class Vocabulary:
     bos_id: int | None
     eos_id: int | None
     unk_id: int | None
+    pad_id: int | None
     end_ids: frozenset[int]
     special_ids: frozenset[int]
     user_defined_ids: frozenset[int]
@@ -123,6 +124,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
         bos_id=bos_id,
         eos_id=eos_id,
         unk_id=unk_id,
+        pad_id=_id(metadata, "padding", len(tokens)),
         end_ids=frozenset(ends),
         special_ids=frozenset(special),
         user_defined_ids=frozenset(user_defined - special),
