@@ -163,6 +163,8 @@ def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
             f"{key} has {len(values)} entries; tokenizer.ggml.tokens has {count}, and each token "
             "needs one"
         )
+    if any(value != value for value in values):
+        raise ModelFormatError(f"{key} has a NaN; expected numbers")
     return list(values)
 
 
