@@ -112,20 +112,23 @@ class ScriptedRunner:
 
 
 class ByteTokenizer:
-    """A token a byte; BOS, END, USER and ASSISTANT have no text."""
+    """A token a byte; BOS, END, USER and ASSISTANT are special."""
 
     bos_id = BOS
-    end_ids = (END,)
+    end_ids = frozenset({END})
+    special_ids = frozenset({BOS, END, USER, ASSISTANT})
+    add_space_prefix = False
     vocab_size = VOCAB
 
-    def encode(self, text, add_bos=None, parse_special=False):
+    def encode(self, text, *, add_bos=None, add_eos=None, parse_special=False):
         return [BOS] * (add_bos is not False) + list(text.encode())
 
     def token_bytes(self, token):
-        return bytes([token]) if token < 256 else b""
+        return bytes([token]) if token < 256 else b"<special>"
 
-    def decode(self, ids, skip_special=False):
-        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+    def decode(self, ids, *, skip_special=False):
+        kept = [i for i in ids if not (skip_special and i in self.special_ids)]
+        return b"".join(map(self.token_bytes, kept)).decode(errors="replace")
 
 
 class ByteTemplate:
