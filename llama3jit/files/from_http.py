@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from llama3jit.errors import DownloadError
+from llama3jit.errors import DownloadError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,14 +21,19 @@ CHUNK = 1 << 20
 
 
 def redact(url: str) -> str:
-    """The address without user, password, query and fragment, as it may be shown and kept."""
+    """The address without user, password, query and fragment, as it may be shown and kept.
+
+    Raises InvalidArgumentError when it is none.
+    """
     try:
         parts = urlsplit(url)
-        port = f":{parts.port}" if parts.port else ""
+        host, port = parts.hostname, parts.port
     except ValueError:
-        return "(a malformed address)"
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname or ""
-    return f"{parts.scheme}://{host}{port}{parts.path}"
+        host = port = None
+    if not host:
+        raise InvalidArgumentError("a malformed address; expected http(s)://host/path")
+    host = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{host}{f':{port}' if port else ''}{parts.path}"
 
 
 def fetch_http(
@@ -55,6 +60,8 @@ def fetch_http(
                 try:
                     _attempt(client, url, part, progress)
                     return
+                except httpx.UnsupportedProtocol:
+                    raise  # a redirect to elsewhere than http(s); the next try would be the same
                 except (httpx.TransportError, _Busy) as error:
                     failures = 0 if _size(part) > before else failures + 1
                     if failures == TRIES:
@@ -62,7 +69,7 @@ def fetch_http(
                             f"{shown}: {_reason(error)}; gave up after {TRIES} tries. "
                             "Pull again to go on where it stopped"
                         ) from None
-                pause(min(2.0**failures / 2, 8))
+                pause(2.0**failures / 4)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DownloadError(f"{shown}: {_reason(error)}") from None
 

@@ -87,7 +87,8 @@ def _wanted(text: str, name: str | None, sha256: str | None, store: Store) -> _W
     elif text.startswith("pypi:"):
         wanted = _Wanted(_name_of(name, text), text, text, sha256)
     elif text.lower().startswith(("http://", "https://")):
-        wanted = _Wanted(_name_of(name, unquote(urlsplit(text).path)), text, redact(text), sha256)
+        shown = redact(text)
+        wanted = _Wanted(_name_of(name, unquote(urlsplit(shown).path)), text, shown, sha256)
     elif os.path.isfile(path := os.path.abspath(os.path.expanduser(text))):
         wanted = _Wanted(_name_of(name, path), path, path, sha256, os.path.getsize(path))
     elif (model := store.find(text)) and name is None:

@@ -114,7 +114,8 @@ class Store:
         """
         model = self.find(name)
         if model is None:
-            raise ModelNotFoundError(f"no model {name!r} in {self.root}{_suggest(name, self)}")
+            names = [stored.name for stored in self.models()]
+            raise ModelNotFoundError(f"no model {name!r} in {self.root}{_suggest(name, names)}")
         with self.lock(model.name, wait=False):
             try:
                 Path(model.file).unlink()
@@ -184,18 +185,20 @@ def resolve(name_or_path: str | Path, store: Store | None = None) -> Path:
     if name_or_path.lower() in CATALOGUE:
         name = name_or_path.lower()
         raise ModelNotFoundError(f"{name} is not here yet; fetch it by: llama3jit pull {name}")
-    raise ModelNotFoundError(f"no model {name_or_path!r}{_suggest(name_or_path, store)}")
+    names = sorted({*CATALOGUE, *(stored.name for stored in store.models())})
+    raise ModelNotFoundError(
+        f"no model {name_or_path!r}{_suggest(name_or_path, names)}; or give the path of a GGUF file"
+    )
 
 
-def _suggest(name: str, store: Store) -> str:
-    """What to do about a name that is not known, to end a message with."""
+def _suggest(name: str, names: list[str]) -> str:
+    """What to do about a name that is not one of `names`, to end a message with."""
     from difflib import get_close_matches
 
-    names = sorted({*CATALOGUE, *(model.name for model in store.models())})
     longer = [known for known in names if name and known.startswith(name.lower())]
     if near := longer or get_close_matches(name.lower(), names, 1, 0.5):
-        return f"; did you mean {near[0]}?"
-    return f"; known are {', '.join(names)}; or give the path of a GGUF file"
+        return f"; did you mean {near[0]}"
+    return f"; there are {', '.join(names)}" if names else ""
 
 
 def _beside(text: str) -> str:
