@@ -28,11 +28,13 @@ def inspect(
 
     with open_gguf(resolve(model)) as file:
         report = _report(file, tensors)
+    if as_json:
+        report["metadata"] = {key: _finite(value) for key, value in report["metadata"].items()}
     print(json.dumps(report, indent=1) if as_json else "\n".join(_text(report)))
 
 
 def _report(file: GGUFFile, with_tensors: bool) -> dict[str, Any]:
-    """All that is shown, as JSON values."""
+    """All that is shown."""
     report = {
         "file": str(file.path),
         "shards": [str(path) for path in file.paths],
@@ -58,10 +60,14 @@ def _report(file: GGUFFile, with_tensors: bool) -> dict[str, Any]:
 
 
 def _value(file: GGUFFile, key: str) -> Any:
-    """A scalar as it is; an array by the type and number of its items; NaN and inf as text."""
+    """A scalar as it is; an array by the type and number of its items."""
     if info := file.metadata.array_info(key):
         return {"array": info[0], "length": info[1]}
-    value = file.metadata[key]
+    return file.metadata[key]
+
+
+def _finite(value: Any) -> Any:
+    """NaN and infinities as text, for JSON has no numbers for them."""
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 

@@ -195,9 +195,11 @@ def _suggest(name: str, names: list[str]) -> str:
     """What to do about a name that is not one of `names`, to end a message with."""
     from difflib import get_close_matches
 
+    # A name stands for itself and for its first word: smolm2 is near smollm2-135m-instruct.
+    words = {known.split("-")[0]: known for known in names} | {known: known for known in names}
     longer = [known for known in names if name and known.startswith(name.lower())]
-    if near := longer or get_close_matches(name.lower(), names, 1, 0.5):
-        return f"; did you mean {near[0]}"
+    if near := longer or get_close_matches(name.lower(), words, 1, 0.6):
+        return f"; did you mean {words[near[0]]}"
     return f"; there are {', '.join(names)}" if names else ""
 
 
