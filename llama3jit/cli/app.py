@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import typer
 
 from llama3jit.errors import Llama3JitError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 # Command name -> module in llama3jit.cli; the function in it has the module's name.
 COMMANDS = {
@@ -25,9 +28,11 @@ COMMANDS = {
     "bench": "bench",
 }
 
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
 
 def build(only: str | None = None) -> typer.Typer:
-    """The app; with `only`, a known command's name, nothing but that command is imported."""
+    """The app; with `only`, a known command's name, no other command is imported."""
     app = typer.Typer(
         name="llama3jit",
         help="Run Llama-family GGUF models on this machine.",
@@ -64,19 +69,46 @@ def version_option(
 
 def run(arguments: list[str]) -> int:
     """The exit status of one command line: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
-    only = next((word for word in arguments if not word.startswith("-")), None)
+    sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        build(only)(args=arguments, prog_name="llama3jit", standalone_mode=True)
+        status = build(arguments[0] if arguments else None)(
+            args=arguments, prog_name="llama3jit", standalone_mode=False
+        )
+        sys.stdout.flush()
+        if status == INTERRUPTED:  # typer has caught the KeyboardInterrupt
+            raise KeyboardInterrupt
+        return status if isinstance(status, int) else 0
     except Llama3JitError as error:
-        print(f"llama3jit: {error}", file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print("llama3jit: interrupted", file=sys.stderr)
-        return 130
+        return fail(str(error), error.exit_code)
+    except (KeyboardInterrupt, typer.Abort):
+        return fail("interrupted", INTERRUPTED)
     except BrokenPipeError:
         # The reader went away; point stdout elsewhere so that the flush at exit stays quiet.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 1
-    return 0
+    except Exception as error:
+        return fail_otherwise(error)
+
+
+def fail(message: str, status: int) -> int:
+    """One line on stderr, and the status."""
+    print(f"llama3jit: {' '.join(message.split())}", file=sys.stderr)
+    return status
+
+
+def fail_otherwise(error: Exception) -> int:
+    """What is not an error of this package: the parser's, which print themselves, the system's,
+    and our own mistakes, whose traceback is shown on request."""
+    show, status = getattr(error, "show", None), getattr(error, "exit_code", None)
+    if isinstance(status, int):
+        if show is not None:
+            show()
+        return status
+    if os.environ.get("LLAMA3JIT_TRACEBACK"):
+        raise error
+    if isinstance(error, OSError | MemoryError):
+        return fail(str(error) or "out of memory", 1)
+    hint = "a mistake in llama3jit; LLAMA3JIT_TRACEBACK=1 shows where"
+    return fail(f"{type(error).__name__}: {error} ({hint})", 1)

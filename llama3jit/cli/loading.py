@@ -1,0 +1,82 @@
+"""Opening a model for a command: the default model, progress on stderr, a line of statistics."""
+
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from llama3jit.api import Llama
+    from llama3jit.results import Stats
+
+
+def open_model(
+    model: str | None,
+    device: str,
+    n_ctx: int | None,
+    threads: int | None,
+    kv_dtype: str,
+    precision: str,
+) -> "Llama":
+    """`llama3jit.load` with the options of the command line, showing what takes long."""
+    from llama3jit import api
+
+    shown = Progress()
+    try:
+        return api.load(
+            model_or_default(model),
+            device=device,
+            n_ctx=n_ctx,
+            threads=threads,
+            kv_dtype=kv_dtype,
+            precision=precision,
+            progress=shown,
+        )
+    finally:
+        shown.clear()
+
+
+def model_or_default(model: str | None) -> "str | Path":
+    """The model that was named, or the catalogue's default."""
+    if model is not None:
+        return model
+    from llama3jit.files.catalogue import DEFAULT_MODEL
+
+    return DEFAULT_MODEL
+
+
+class Progress:
+    """Shows (what, done, total) on stderr: one line that is rewritten on a terminal, else a line
+    when something begins."""
+
+    def __init__(self) -> None:
+        self._width = 0
+        self._last = ""
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        if sys.stderr.isatty():
+            line = f"{what} {done}/{total}" if total else what
+            print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
+            self._width = max(self._width, len(line))
+        elif what != self._last:
+            print(f"{what} ..." if not total else f"{what} ({total}) ...", file=sys.stderr)
+        self._last = what
+
+    def clear(self) -> None:
+        """Remove the line."""
+        if self._width:
+            print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
+            self._width = 0
+
+
+def describe(stats: "Stats", prompt_tokens: int, completion_tokens: int) -> str:
+    """One line of times and speeds."""
+    parts = [f"load {stats.load_s:.2f} s"]
+    if stats.ttft_s is not None:
+        parts.append(f"first token {stats.ttft_s:.2f} s")
+    for name, count, rate in (
+        ("prompt", prompt_tokens, stats.prefill_tokens_per_s),
+        ("reply", completion_tokens, stats.decode_tokens_per_s),
+    ):
+        parts.append(f"{name} {count} tokens" + (f" at {rate:.1f} tok/s" if rate else ""))
+    return ", ".join(parts)

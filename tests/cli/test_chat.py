@@ -1,0 +1,168 @@
+"""chat on a scripted model: piped, without any input, and on a terminal."""
+
+import io
+import os
+import signal
+import subprocess
+import time
+
+import pytest
+from scripted import ASSISTANT, replying, scripted_llama
+from test_generate_and_score import start
+
+from llama3jit.cli.app import run
+from llama3jit.cli.chat import BUILT_IN_QUESTION
+
+
+def echo(history):
+    """Replies with the number of turns and the last message."""
+    begin = max(i for i, t in enumerate(history[:-1]) if t == 258)
+    text = bytes(t for t in history[begin : history.index(ASSISTANT, begin)] if t < 256).decode()
+    return replying(f"{history.count(258)} {text}")(history)
+
+
+@pytest.fixture
+def talk(monkeypatch, capsys):
+    """Run chat with lines piped in; gives its status, stdout and stderr."""
+
+    def run_chat(data, *arguments, script=echo):
+        monkeypatch.setattr("llama3jit.api.load", lambda *a, **k: scripted_llama(script).llama)
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+        status = run(["chat", "m", *arguments])
+        return status, *capsys.readouterr()
+
+    return run_chat
+
+
+def test_each_piped_line_is_a_turn(talk):
+    assert talk(b"one\n\n  two\nthree") == (0, "1 one\n2 two\n3 three\n", "")
+
+
+def test_no_input_gets_the_built_in_question(talk):
+    status, out, err = talk(b"")
+    assert (status, out) == (0, f"1 {BUILT_IN_QUESTION}\n")
+    assert BUILT_IN_QUESTION in err
+
+
+def test_commands_are_not_sent(talk):
+    status, out, err = talk(b"/help\none\n/nope now\n/clear\ntwo\n//slash\n/bye\nthree\n")
+    assert (status, out) == (0, "1 one\n1 two\n2 /slash\n")
+    assert "/nope is no command" in err
+    assert "Ctrl-C stops a reply" in err
+
+
+def test_system_prompt_stays_through_clear(talk):
+    def script(history):
+        return replying(f"{len(history) - history[::-1].index(ASSISTANT)}")(history)
+
+    _, with_system, _ = talk(b"ab\n/clear\nab\n", "--system", "xyz", script=script)
+    _, without, _ = talk(b"ab\n", script=script)
+    assert with_system.split() == [str(int(without) + 4)] * 2
+
+
+def test_a_turn_that_does_not_fit_is_refused_and_the_talk_goes_on(talk):
+    status, out, err = talk(b"one\n" + b"x" * 200 + b"\ntwo\n")
+    assert (status, out) == (1, "1 one\n2 two\n")
+    assert "holds 128 tokens" in err
+    assert "/clear forgets the conversation" in err
+
+
+def test_a_full_context_is_said(talk):
+    status, out, err = talk(b"one\n", script=replying("y" * 200))
+    assert status == 0
+    assert out == "y" * 122 + "\n"
+    assert "context of 128 tokens is full" in err
+
+
+def test_verbose_reports_speeds_on_stderr(talk):
+    status, out, err = talk(b"one\n", "-v")
+    assert (status, out) == (0, "1 one\n")
+    assert "first token" in err
+    assert "tok/s" in err
+
+
+class Terminal:
+    """A process whose stdin and stdout are a terminal."""
+
+    def __init__(self, script, before):
+        import pty
+
+        self.master, slave = pty.openpty()
+        self.process = start(
+            ["chat", "m"], script, before, stdin=slave, stdout=slave, stderr=subprocess.STDOUT
+        )
+        os.close(slave)
+        self.seen = ""
+
+    def type(self, text):
+        os.write(self.master, text.encode())
+
+    def expect(self, text, timeout=10.0):
+        import select
+
+        deadline = time.monotonic() + timeout
+        while text not in self.seen:
+            ready, _, _ = select.select([self.master], [], [], deadline - time.monotonic())
+            assert ready, f"{text!r} did not come: {self.seen!r}"
+            try:
+                self.seen += os.read(self.master, 4096).decode()
+            except OSError:
+                assert text in self.seen, f"{text!r} did not come: {self.seen!r}"
+        before, self.seen = self.seen.split(text, 1)
+        return before
+
+    def end(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.master)
+
+
+@pytest.fixture
+def terminal():
+    pytest.importorskip("pty")
+    opened = []
+
+    def build(script, before="None"):
+        opened.append(Terminal(script, before))
+        return opened[-1]
+
+    yield build
+    for one in opened:
+        one.end()
+
+
+def test_on_a_terminal_ctrl_c_keeps_the_partial_reply_and_ctrl_d_leaves(terminal):
+    # Replies A for ever to the first turn, and to the second with how many A it finds.
+    script = (
+        "lambda h: peak(65) if h.count(258) == 1 else "
+        "replying('kept ' + str(h[:h[:-1].index(259) + 1 + h.count(65)].count(65) > 2))(h)"
+    )
+    window = terminal(script, "lambda b: time.sleep(0.01)")
+    window.expect(">>> ")
+    window.type("go\n")
+    window.expect("AAAA")
+    window.process.send_signal(signal.SIGINT)
+    window.expect("(stopped)")
+    window.expect(">>> ")
+    window.type("and now\n")
+    window.expect("kept True")
+    window.expect(">>> ")
+    window.process.send_signal(signal.SIGINT)
+    window.expect("Ctrl-D or /bye leaves")
+    window.expect(">>> ")
+    window.type("\x04")
+    assert window.process.wait(timeout=10) == 0
+
+
+def test_on_a_terminal_a_turn_that_is_too_long_stands_there_again(terminal):
+    window = terminal("replying('ok')")
+    window.expect(">>> ")
+    window.type("y" * 150 + "\n")
+    window.expect("holds 128 tokens")
+    window.expect(">>> ")
+    window.expect("y" * 20)
+    window.type("\x15short\n")  # Ctrl-U empties the line
+    window.expect("ok")
+    window.expect(">>> ")
+    window.type("/bye\n")
+    assert window.process.wait(timeout=10) == 0

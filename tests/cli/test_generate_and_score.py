@@ -1,0 +1,267 @@
+"""generate, score and the app itself, on a scripted model."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scripted import ASSISTANT, BOS, VOCAB, noise, replying, scripted_llama
+
+from llama3jit.cli.app import COMMANDS, run
+from llama3jit.engine.sequence import SamplingParams
+from llama3jit.errors import DeviceError
+
+TESTS = Path(__file__).parent.parent
+
+
+@pytest.fixture
+def use(monkeypatch):
+    """Make the commands open a scripted model; gives what `load` was called with."""
+    calls = []
+
+    def install(script, before=None):
+        def load(model, **options):
+            calls.append((model, options))
+            return scripted_llama(script, before=before).llama
+
+        monkeypatch.setattr("llama3jit.api.load", load)
+        return calls
+
+    return install
+
+
+def pipe_in(monkeypatch, data):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(data)))
+
+
+def seen_prompt(history):
+    """The prompt of a turn, written back."""
+    return replying(f"<{bytes(t for t in history[: history.index(ASSISTANT)] if t < 256)!r}>")(
+        history
+    )
+
+
+def test_the_text_is_all_that_stdout_gets(use, capsys):
+    calls = use(replying("One. Two."))
+    assert run(["generate", "m", "-p", "hi"]) == 0
+    assert capsys.readouterr() == ("One. Two.\n", "")
+    model, options = calls[0]
+    assert model == "m"
+    options.pop("progress")
+    assert options == {
+        "device": "auto",
+        "n_ctx": None,
+        "threads": None,
+        "kv_dtype": "f16",
+        "precision": "fast",
+    }
+
+
+def test_json_has_the_keys_and_the_text(use, capsys):
+    use(replying("Hé"))
+    assert run(["generate", "m", "-p", "hi", "--json", "--seed", "7"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["text"] == "Hé"
+    assert result["tokens"] == list("Hé".encode())
+    assert result["finish_reason"] == "stop"
+    assert (result["prompt_tokens"], result["completion_tokens"], result["seed"]) == (5, 3, 7)
+    assert {"load_s", "ttft_s", "decode_tokens_per_s"} <= set(result["stats"])
+
+
+def test_prompts_from_a_file_and_from_stdin(use, capsys, tmp_path, monkeypatch):
+    use(seen_prompt)
+    (tmp_path / "prompt.txt").write_text("from a file\n")
+    assert run(["generate", "m", "-f", str(tmp_path / "prompt.txt")]) == 0
+    assert capsys.readouterr().out == "<b'from a file\\n'>\n"
+    for arguments in (["generate", "m"], ["generate", "m", "-f", "-"]):
+        pipe_in(monkeypatch, b"piped in")
+        assert run(arguments) == 0
+        assert capsys.readouterr().out == "<b'piped in'>\n"
+
+
+def test_raw_continues_the_text_and_options_reach_the_sampler(use, capsys):
+    prompts = []
+
+    def script(history):
+        prompts.append(history)
+        return noise(history)
+
+    use(script)
+    arguments = "--raw -n 5 --temperature 2 --top-k 3 --top-p 0.9 --min-p 0.01 --seed 5"
+    outputs = []
+    for _ in range(2):
+        assert run(["generate", "m", "-p", "ab", *arguments.split()]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert prompts[0] == [BOS, 97, 98]
+    assert outputs[0] == outputs[1]
+
+
+def test_stop_strings(use, capsys):
+    use(replying("abcdef"))
+    assert run(["generate", "m", "-p", "x", "--stop", "zz", "--stop", "d"]) == 0
+    assert capsys.readouterr().out == "abc\n"
+
+
+def test_variables_stand_for_flags(use, capsys, monkeypatch):
+    calls = use(replying("A long reply"))
+    monkeypatch.setenv("LLAMA3JIT_MODEL", "from-variable")
+    monkeypatch.setenv("LLAMA3JIT_MAX_TOKENS", "6")
+    monkeypatch.setenv("LLAMA3JIT_THREADS", "3")
+    assert run(["generate", "-p", "hi"]) == 0
+    assert capsys.readouterr().out == "A long\n"
+    assert calls[0][0] == "from-variable"
+    assert calls[0][1]["threads"] == 3
+
+
+def test_the_default_model(use, capsys):
+    from llama3jit.files.catalogue import DEFAULT_MODEL
+
+    calls = use(replying("x"))
+    assert run(["generate", "-p", "hi"]) == 0
+    assert calls[0][0] == DEFAULT_MODEL
+
+
+def test_help_names_the_defaults_of_the_library(capsys):
+    assert run(["generate", "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    defaults = SamplingParams()
+    for name in ("temperature", "top_k", "top_p", "min_p"):
+        flag = "--" + name.replace("_", "-")
+        about = text[text.index(flag) : text.index(f"LLAMA3JIT_{name.upper()}")]
+        assert f"[default: {getattr(defaults, name)}]" in about
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_flag_has_a_variable(command, capsys):
+    assert run([command, "--help"]) == 0
+    out = capsys.readouterr().out
+    flags = [line.split()[0] for line in out.splitlines() if line.strip().startswith("-")]
+    assert out.count("[env var:") + out.count("LLAMA3JIT_") >= len(flags) - 1
+    assert flags
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["nonsense"], 2, "No such command"),
+        (["generate", "m", "-p", "x", "--frobnicate"], 2, "frobnicate"),
+        (["generate", "m", "-p", "x", "--threads", "0"], 2, "threads"),
+        (["generate", "m", "-p", "x", "--temperature", "-1"], 2, "temperature is -1.0: expected"),
+        (["generate", "m", "-p", "x", "-f", "y"], 2, "-p and -f"),
+        (["generate", "m", "-f", "/nonexistent/prompt"], 2, "/nonexistent/prompt cannot be read"),
+        (["generate", "m", "-p", "x" * 200], 1, "203 tokens"),
+        (["score", "m", "/nonexistent/text"], 2, "cannot be read"),
+        (["score"], 2, "Missing argument"),
+    ],
+)
+def test_errors_are_a_line_on_stderr(use, capsys, arguments, status, message):
+    use(noise)
+    assert run(arguments) == status
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+
+
+def test_failures_in_the_middle_and_mistakes_of_ours(use, capsys, monkeypatch):
+    def before(batch):
+        raise DeviceError("lost\nthe device")
+
+    use(noise, before)
+    assert run(["generate", "m", "-p", "x"]) == 1
+    assert capsys.readouterr().err == "llama3jit: lost the device\n"
+    monkeypatch.setattr("llama3jit.api.load", lambda *a, **k: 1 / 0)
+    assert run(["generate", "m", "-p", "x"]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    monkeypatch.setenv("LLAMA3JIT_TRACEBACK", "1")
+    with pytest.raises(ZeroDivisionError):
+        run(["generate", "m", "-p", "x"])
+
+
+def test_a_prompt_that_is_not_utf8_is_refused(use, capsys, monkeypatch):
+    use(noise)
+    pipe_in(monkeypatch, b"ab\xff")
+    assert run(["generate", "m"]) == 2
+    assert "byte 2 is 0xff" in capsys.readouterr().err
+
+
+def test_score_prints_what_the_library_says(use, capsys, tmp_path):
+    use(lambda history: np.zeros(VOCAB, np.float32))
+    (tmp_path / "text").write_text("x" * 300)
+    assert run(["score", "m", str(tmp_path / "text"), "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert list(result) == ["tokens", "nll", "perplexity"]
+    assert result["tokens"] == 300
+    assert result["perplexity"] == pytest.approx(VOCAB)
+    assert run(["score", "m", str(tmp_path / "text")]) == 0
+    assert (
+        capsys.readouterr().out == f"tokens 300  nll {300 * np.log(260):.3f}  perplexity 260.0000\n"
+    )
+
+
+def test_version_and_no_arguments(capsys):
+    from llama3jit import __version__
+
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"llama3jit {__version__}\n"
+    run([])
+    out, err = capsys.readouterr()
+    assert all(command in out + err for command in COMMANDS)
+
+
+def start(arguments, script="noise", before="None", **streams):
+    """The command line in a process of its own, on a scripted model."""
+    code = f"""
+        import sys, time
+        from scripted import *
+        import llama3jit.api
+        from llama3jit.cli import main
+        both = scripted_llama({script}, before={before})
+        llama3jit.api.load = lambda *a, **k: both.llama
+        sys.argv = ["llama3jit", *{arguments!r}]
+        main()
+    """
+    return subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
+        **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+    )
+
+
+@pytest.mark.parametrize("before", ["lambda b: time.sleep(0.01)", "lambda b: time.sleep(0.2)"])
+def test_ctrl_c_ends_generate_with_130(before):
+    process = start(["generate", "m", "-p", "x"], "lambda h: peak(65)", before)
+    try:
+        assert process.stdout.read(1) == b"A"
+        process.send_signal(signal.SIGINT)
+        began = time.perf_counter()
+        out, err = process.communicate(timeout=10)
+    finally:
+        process.kill()
+        process.wait()
+    assert time.perf_counter() - began < 1.5
+    assert err == b"llama3jit: interrupted\n"
+    assert process.returncode == 130
+    assert set(out) <= set(b"A\n")
+
+
+def test_a_reader_that_goes_away_is_met_with_silence():
+    process = start(["generate", "m", "-p", "x"], "lambda h: peak(65)", "lambda b: time.sleep(.01)")
+    try:
+        assert process.stdout.read(3) == b"AAA"
+        process.stdout.close()
+        err = process.stderr.read()
+        process.wait(timeout=10)
+    finally:
+        process.kill()
+        process.wait()
+    process.stderr.close()
+    assert err == b""
+    assert process.returncode == 1
