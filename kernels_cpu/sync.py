@@ -12,9 +12,7 @@ X86 = platform.machine().lower() in ("x86_64", "amd64")
 
 # The instruction that tells a core that it spins; arm64's hint 1 is "yield".
 PAUSE = (
-    ("llvm.x86.sse2.pause", [])
-    if X86
-    else ("llvm.aarch64.hint", [ir.Constant(ir.IntType(32), 1)])
+    ("llvm.x86.sse2.pause", []) if X86 else ("llvm.aarch64.hint", [ir.Constant(ir.IntType(32), 1)])
 )
 
 # Waiting: this many pauses, then the core is offered to others; after so many offers, park.

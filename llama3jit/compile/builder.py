@@ -18,6 +18,10 @@ from typing import Any
 
 from llama3jit.compile.cache import sealed
 from llama3jit.compile.units import Unit, symbols
+from llama3jit.errors import CompileError
+
+# The C library's, which every process has; nothing of numba's or Python's.
+ALLOWED = {"cos", "exp", "expf", "sched_yield", "sin", "sqrtf", "syscall", "usleep"}
 
 
 def exported(unit: Unit) -> dict[str, tuple[Any, int]]:
@@ -46,7 +50,7 @@ def build(unit: Unit) -> bytes:
     features = os.environ["NUMBA_CPU_FEATURES"]
     cpu = os.environ["NUMBA_CPU_NAME"]
 
-    class Codegen(AOTCPUCodegen):
+    class Codegen(AOTCPUCodegen):  # type: ignore[misc]
         """numba's own leaves the features to LLVM's table of processors."""
 
         def _customize_tm_features(self) -> str:
@@ -81,11 +85,25 @@ def build(unit: Unit) -> bytes:
         for function in library.get_defined_functions():
             if function.name not in names:
                 function.linkage = "internal"
+        strangers = sorted(_called(library) - ALLOWED)
+        if strangers:
+            raise CompileError(f"it calls {', '.join(strangers)}, which will not be there to call")
         emitted: bytes = library.emit_native_object()
     return emitted
 
 
-def _c_function(context: Any, library: Any, symbol: str, signature: Any, result: Any, ir: Any) -> Any:
+def _called(library: Any) -> set[str]:
+    """Functions outside the object that it may call."""
+    return {
+        function.name
+        for function in library._final_module.functions
+        if function.is_declaration and not function.name.startswith("llvm.")
+    }
+
+
+def _c_function(
+    context: Any, library: Any, symbol: str, signature: Any, result: Any, ir: Any
+) -> Any:
     """A module with the plain C function `symbol`: numba's status if it is not zero, else the
     result."""
     module = library.create_ir_module(f"export_{symbol}")

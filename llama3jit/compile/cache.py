@@ -40,8 +40,8 @@ def folder() -> Path:
     except OSError as error:
         path = Path(tempfile.mkdtemp(prefix="llama3jit-"))
         warnings.warn(
-            f"compiled kernels cannot be kept in {chosen} ({error.strerror}), so they are built for "
-            f"this run alone; set LLAMA3JIT_CACHE to a folder that can be written",
+            f"compiled kernels cannot be kept in {chosen} ({error.strerror}), so they are built "
+            f"for this run alone; set LLAMA3JIT_CACHE to a folder that can be written",
             CacheWarning,
             stacklevel=2,
         )

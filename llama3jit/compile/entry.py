@@ -32,10 +32,10 @@ def dtype_of(op: Op, variant: str, parameter: Parameter) -> str:
 def entry_source(op: Op, variant: str) -> str:
     """Python source of `entry` and `count`, over `run`, the views and the loads."""
     index = words(op)
-    lines = []
-    for dim in op.signature.dims:
-        lines.append(f"    {dim} = load_i64(load_i64(row + {WORD * index[f'dim {dim}']}))")
-    dims = "\n".join(lines) or "    pass"
+    dims = "\n".join(
+        f"    {dim} = load_i64(load_i64(row + {WORD * index[f'dim {dim}']}))"
+        for dim in op.signature.dims
+    )
     arguments = []
     for parameter in op.signature.parameters:
         if parameter.is_function:
@@ -60,8 +60,8 @@ def entry_source(op: Op, variant: str) -> str:
 def compiled_entry(op: Op, variant: str) -> tuple[Any, Any]:
     """`entry` and `count` as njit dispatchers. Imports numba."""
     import numba
-    from kernels_cpu import memory
 
+    from kernels_cpu import memory
     from llama3jit.ops import faces
 
     options = {"nogil": True, "error_model": "numpy", "boundscheck": False, "_nrt": False}

@@ -73,7 +73,9 @@ def reached(module: str) -> frozenset[str]:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.update(OURS.findall(node.value) if len(node.value) < 200 else [])
     return frozenset(
-        match.group() for name in found if (match := OURS.match(name)) and source_path(match.group())
+        match.group()
+        for name in found
+        if (match := OURS.match(name)) and source_path(match.group())
     )
 
 

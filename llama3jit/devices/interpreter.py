@@ -46,7 +46,7 @@ class Interpreter:
             elif operand.kind == "table":
                 self._fixed[name] = weights.frequencies(gguf, config)
             elif operand.kind == "cache":
-                shape = [limits.n_blocks, *operand.shape[1:]]
+                shape = [limits.n_blocks, *(int(dim) for dim in operand.shape[1:])]
                 self._fixed[name] = np.zeros(shape, self._dtype(operand.dtype))
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
@@ -58,7 +58,7 @@ class Interpreter:
                 arrays[name] = getattr(batch, name)
             elif operand.kind == "buffer":
                 sizes = {"T": len(batch.tokens), "R": len(batch.logits_rows)}
-                shape = [sizes.get(str(dim), dim) for dim in operand.shape]
+                shape = [int(sizes.get(str(dim), dim)) for dim in operand.shape]
                 arrays[name] = np.full(shape, np.nan, self._dtype(operand.dtype))
         for row in self.plan.rows:
             if self._cancelled.is_set():

@@ -23,6 +23,7 @@ MODULES = {
     "kv_append": "kv_append",
     "matmul": "matmul",
     "matmul_int8": "matmul",
+    "pack": "pack",
     "quantize": "quantize",
     "rmsnorm": "rmsnorm",
     "rope": "rope",

@@ -26,7 +26,8 @@ def attention(
     items: T * heads,
 ):
     """out[t, h] = softmax(q[t, h] . k[j, g] * scale) . v[j, g] over the tokens j of the sequence
-    with positions[t] - window < j <= positions[t]; window 0 is no limit; g = h // (heads / kv_heads).
+    with positions[t] - window < j <= positions[t]; window 0 is no limit; g is the KV head that
+    heads / kv_heads query heads share.
 
     Softmax in one pass: the sums are rescaled when a larger score turns up (Milakov and
     Gimelshein 2018, arXiv:1805.02867).

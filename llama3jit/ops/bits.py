@@ -24,9 +24,15 @@ def _bits_to_float(bits):
 
 # half_to_float(uint16) -> float32; float_to_half(float32) -> uint16, to nearest, ties to even;
 # bits_to_float(int32) -> float32 of the same bits.
-half_to_float = Faced(_half_to_float, "kernels_cpu.bits:half_to_float", "kernels_cuda.bits:half_to_float")
-float_to_half = Faced(_float_to_half, "kernels_cpu.bits:float_to_half", "kernels_cuda.bits:float_to_half")
-bits_to_float = Faced(_bits_to_float, "kernels_cpu.bits:bits_to_float", "kernels_cuda.bits:bits_to_float")
+half_to_float = Faced(
+    _half_to_float, "kernels_cpu.bits:half_to_float", "kernels_cuda.bits:half_to_float"
+)
+float_to_half = Faced(
+    _float_to_half, "kernels_cpu.bits:float_to_half", "kernels_cuda.bits:float_to_half"
+)
+bits_to_float = Faced(
+    _bits_to_float, "kernels_cpu.bits:bits_to_float", "kernels_cuda.bits:bits_to_float"
+)
 
 
 def float_to_float(x):

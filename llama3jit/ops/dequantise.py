@@ -21,7 +21,9 @@ def half_at(weight, n, at):
 def f32(weight, n, k):
     at = 4 * k
     bits = np.int32(weight[n, at]) | np.int32(weight[n, at + 1]) << 8
-    return bits_to_float(bits | np.int32(weight[n, at + 2]) << 16 | np.int32(weight[n, at + 3]) << 24)
+    return bits_to_float(
+        bits | np.int32(weight[n, at + 2]) << 16 | np.int32(weight[n, at + 3]) << 24
+    )
 
 
 def f16(weight, n, k):

@@ -34,37 +34,51 @@ class Faced:
         return getattr(import_module(module), name)
 
 
+@dataclass(frozen=True, slots=True)
+class Specialised:
+    """A function with some names fixed, in it and in all that it calls."""
+
+    function: Callable[..., Any]
+    constants: tuple[tuple[str, Any], ...]
+
+
+def specialise(function: Callable[..., Any], **constants: Any) -> Specialised:
+    """`function` for compiled code alone, with these globals in it and in all that it calls."""
+    return Specialised(function, tuple(sorted(constants.items())))
+
+
 Jit = Callable[[Callable[..., Any]], Any]
 
 
 class Rebuilder:
-    """Rebuilds functions, each once, for one face and one set of bindings."""
+    """Rebuilds functions for one face, each once for one set of names that are fixed."""
 
-    def __init__(self, face: str, jit: Jit, bindings: Mapping[str, Any]) -> None:
+    def __init__(self, face: str, jit: Jit) -> None:
         self.face = face
         self.jit = jit
-        self.bindings = bindings
         self._done: dict[Any, Any] = {}
 
-    def compiled(self, value: Any) -> Any:
+    def compiled(self, value: Any, fixed: Mapping[str, Any]) -> Any:
         """What stands for a global of this value in compiled code."""
         if isinstance(value, Faced):
             return value.form(self.face)
+        if isinstance(value, Specialised):
+            return self.compiled(value.function, {**fixed, **dict(value.constants)})
         if isinstance(value, types.FunctionType):
-            if value not in self._done:
-                self._done[value] = self.jit(self.rebuild(value))
-            return self._done[value]
+            key = (value, tuple((name, id(given)) for name, given in sorted(fixed.items())))
+            if key not in self._done:
+                self._done[key] = self.jit(self.rebuild(value, fixed))
+            return self._done[key]
         return value
 
-    def rebuild(self, function: types.FunctionType) -> types.FunctionType:
+    def rebuild(self, function: types.FunctionType, fixed: Mapping[str, Any]) -> Any:
         """The same code over replaced globals."""
-        names = _global_names(function.__code__)
         space: dict[str, Any] = {"__builtins__": function.__globals__["__builtins__"]}
-        for name in names:
-            if name in self.bindings:
-                space[name] = self.compiled(self.bindings[name])
+        for name in _global_names(function.__code__):
+            if name in fixed:
+                space[name] = self.compiled(fixed[name], fixed)
             elif name in function.__globals__:
-                space[name] = self.compiled(function.__globals__[name])
+                space[name] = self.compiled(function.__globals__[name], fixed)
         rebuilt = types.FunctionType(
             function.__code__, space, function.__name__, function.__defaults__
         )
@@ -83,14 +97,14 @@ def _global_names(code: types.CodeType) -> set[str]:
 def body(op: Op, variant: str, face: str, jit: Jit) -> tuple[Any, dict[str, Any]]:
     """The compiled body of an op, and its function parameters in compiled form."""
     bindings = op.variants[variant]
-    rebuilder = Rebuilder(face, jit, bindings)
+    rebuilder = Rebuilder(face, jit)
     functions = {
-        parameter.name: rebuilder.compiled(bindings[parameter.name])
+        parameter.name: rebuilder.compiled(bindings[parameter.name], bindings)
         for parameter in op.signature.parameters
         if parameter.is_function
     }
     assert isinstance(op.function, types.FunctionType)
-    return rebuilder.compiled(op.function), functions
+    return rebuilder.compiled(op.function, bindings), functions
 
 
 def njit_face(op: Op, variant: str) -> Any:
@@ -115,12 +129,9 @@ def cuda_face(op: Op, variant: str) -> Any:
 
     run, functions = body(op, variant, "cuda", cuda.jit(device=True))
     source = (
-        "def face({given}, count):\n"
-        "    run({all}, range(cuda.grid(1), count, cuda.gridsize(1)))\n"
+        "def face({given}, count):\n    run({all}, range(cuda.grid(1), count, cuda.gridsize(1)))\n"
     )
-    return cuda.jit(
-        _write(op, source, {"run": run, "cuda": cuda, **functions})
-    )
+    return cuda.jit(_write(op, source, {"run": run, "cuda": cuda, **functions}))
 
 
 def _write(op: Op, source: str, space: dict[str, Any]) -> Callable[..., None]:

@@ -13,7 +13,7 @@ from llama3jit.ops.bits import KV_DTYPES
 from llama3jit.ops.op import op
 
 
-@op(variants=KV_DTYPES)
+@op(variants=KV_DTYPES, outputs=2)
 def kv_append(
     k_cache: kv[n_blocks, heads, head_dim, block_tokens],
     v_cache: kv[n_blocks, heads, block_tokens, head_dim],

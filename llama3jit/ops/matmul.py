@@ -10,7 +10,7 @@ from llama3jit.ops.op import op
 
 @op(variants=FORMATS)
 def matmul(
-    out: f32[T, N], weight: u8[N, row_bytes], x: f32[T, K], dequantise: function, items: N
+    out: f32[T, N], weight: u8[rows, row_bytes], x: f32[T, K], dequantise: function, items: N
 ):
     """out[t, n] = sum over k of weight[n, k] * x[t, k]"""
     for n in items:
@@ -29,10 +29,11 @@ def matmul_reference(out, weight, x, variant):
 @op(variants=FORMATS)
 def matmul_int8(
     out: f32[T, N],
-    weight: u8[N, row_bytes],
+    weight: u8[rows, row_bytes],
     xq: i8[T, K],
     xs: f32[T, blocks],
     xsum: i32[T, blocks],
+    xtotal: f32[T, blocks],
     dequantise: function,
     items: N,
 ):
@@ -46,6 +47,6 @@ def matmul_int8(
 
 
 @matmul_int8.reference
-def matmul_int8_reference(out, weight, xq, xs, xsum, variant):
+def matmul_int8_reference(out, weight, xq, xs, xsum, xtotal, variant):
     x = xq.astype(np.float64) * np.repeat(xs, 32, axis=1)[:, : xq.shape[1]]
     out[:] = x @ rows(weight, variant).astype(np.float64).T

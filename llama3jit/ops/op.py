@@ -28,13 +28,18 @@ class Op:
     """
 
     def __init__(
-        self, function: Callable[..., None], variants: Variants, fastmath: frozenset[str]
+        self,
+        function: Callable[..., None],
+        variants: Variants,
+        fastmath: frozenset[str],
+        outputs: int,
     ) -> None:
         self.function = function
         self.name = function.__name__
         self.signature: Signature = parse(function)
         self.variants = variants
         self.fastmath = fastmath
+        self.outputs = outputs
         self.numpy: Callable[..., None] | None = None
         self._faces: dict[tuple[str, str], Callable[..., None]] = {}
 
@@ -69,8 +74,10 @@ def op(
     *,
     variants: Variants = PLAIN,
     fastmath: frozenset[str] = REASSOCIATE,
+    outputs: int = 1,
 ) -> Any:
-    """Make an op of a function. `fastmath` says what the compiler may do to its float arithmetic."""
+    """Make an op of a function whose first `outputs` parameters are written; `fastmath` says what
+    the compiler may do to its float arithmetic."""
     if function is None:
-        return lambda function: Op(function, variants, fastmath)
-    return Op(function, variants, fastmath)
+        return lambda function: Op(function, variants, fastmath, outputs)
+    return Op(function, variants, fastmath, outputs)

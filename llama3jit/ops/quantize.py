@@ -7,11 +7,17 @@ import numpy as np
 from llama3jit.ops.op import AS_WRITTEN, op
 
 
-@op(fastmath=AS_WRITTEN)
+@op(fastmath=AS_WRITTEN, outputs=4)
 def quantize(
-    xq: i8[T, K], xs: f32[T, blocks], xsum: i32[T, blocks], x: f32[T, K], items: T * blocks
+    xq: i8[T, K],
+    xs: f32[T, blocks],
+    xsum: i32[T, blocks],
+    xtotal: f32[T, blocks],
+    x: f32[T, K],
+    items: T * blocks,
 ):
-    """xs = max |x| / 127, xq = round(x / xs), xsum = sum of xq, over each block of 32 values.
+    """Over each block of 32 values: xs = max |x| / 127, xq = round(x / xs), xsum = sum of xq,
+    xtotal = xs * xsum.
 
     Halves round to even. A block of zeros has the scale 0. K is a multiple of 32.
     """
@@ -33,10 +39,11 @@ def quantize(
             total += q
         xs[t, b] = scale
         xsum[t, b] = total
+        xtotal[t, b] = scale * np.float32(total)
 
 
 @quantize.reference
-def quantize_reference(xq, xs, xsum, x):
+def quantize_reference(xq, xs, xsum, xtotal, x):
     blocks = np.asarray(x, np.float32).reshape(len(x), -1, 32)
     xs[:] = np.abs(blocks).max(axis=2) / np.float32(127.0)
     with np.errstate(divide="ignore"):
@@ -44,3 +51,4 @@ def quantize_reference(xq, xs, xsum, x):
     quantised = np.rint(blocks * inverse[:, :, None]).astype(np.int32)
     xq[:] = quantised.reshape(xq.shape)
     xsum[:] = quantised.sum(axis=2)
+    xtotal[:] = xs * xsum

@@ -1,0 +1,228 @@
+"""Matrix products on packed weights (llama3jit.ops.pack): a tile of outputs stays in registers
+while k runs, two groups of 16 rows by a few tokens.
+
+Every output is one chain of fma over k in ascending order, whatever the tile it is in, so its bits
+do not depend on how many tokens there are or how the work is cut.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels_cpu import features
+from kernels_cpu.simd import (
+    byte_of,
+    dot4,
+    f32_registers,
+    fma,
+    i32_registers,
+    load_bfloat,
+    load_f32,
+    load_half,
+    load_u8,
+    mul,
+    nibbles,
+    splat_f32,
+    splat_i32,
+    spread_f32,
+    spread_i32,
+    store_f32,
+    store_first_f32,
+    sub,
+    to_float,
+)
+from llama3jit.ops.faces import specialise
+from llama3jit.ops.op import AS_WRITTEN, op
+
+LANES = 16
+GROUPS = 2  # groups of 16 rows in a tile, so 32 rows to an item
+# Tokens of a large tile: with 32 registers 24 hold sums; fewer and narrower ones hold less.
+TOKENS = 6 if features.has("avx512f") else 2
+SUMS = TOKENS * GROUPS
+PART = 96  # tokens of an item: their activations stay near while the rows pass by
+
+
+def whole_bytes(weight, at, quad):
+    return load_u8(weight, at + 64 * quad)
+
+
+def half_bytes(weight, at, quad):
+    return nibbles(load_u8(weight, at + 64 * (quad % 4)), quad // 4)
+
+
+# Of a tile of 16 rows by 32 columns: its bytes, where its values begin, what was added to each
+# value to make it unsigned, whether there are minima, and how to read columns 4 quad to 4 quad + 3.
+INTEGERS = {
+    "q4_0": {"TILE": 288, "VALUES": 32, "ZERO": 8, "MINIMA": False, "quad_of": half_bytes},
+    "q4_1": {"TILE": 320, "VALUES": 64, "ZERO": 0, "MINIMA": True, "quad_of": half_bytes},
+    "q8_0": {"TILE": 544, "VALUES": 32, "ZERO": 128, "MINIMA": False, "quad_of": whole_bytes},
+}
+
+
+def put(out, at, n, vector):
+    """Store 16 rows of one token, or the first n if there are fewer."""
+    if n >= LANES:
+        store_f32(out, at, vector)
+    elif n > 0:
+        store_first_f32(out, at, vector, n)
+
+
+def int8_tile(out, weight, xq, xs, xsum, xtotal, first, t):
+    """Outputs of tokens t to t + TOKENS - 1 and the 32 rows from `first` on."""
+    n_k = xq.shape[1]
+    blocks = xs.shape[1]
+    base = first // LANES * blocks * TILE
+    totals = f32_registers(SUMS)
+    for i in range(SUMS):
+        totals[i] = splat_f32(np.float32(0.0))
+    dots = i32_registers(SUMS)
+    for b in range(blocks):
+        low = base + b * TILE
+        high = low + blocks * TILE
+        for i in range(TOKENS):
+            start = splat_i32(np.int32(-ZERO) * xsum[t + i, b])
+            dots[2 * i] = start
+            dots[2 * i + 1] = start
+        for quad in range(8):
+            q_low = quad_of(weight, low + VALUES, quad)
+            q_high = quad_of(weight, high + VALUES, quad)
+            for i in range(TOKENS):
+                x = spread_i32(xq, (t + i) * n_k + 32 * b + 4 * quad)
+                dots[2 * i] = dot4(dots[2 * i], q_low, x)
+                dots[2 * i + 1] = dot4(dots[2 * i + 1], q_high, x)
+        d_low = load_half(weight, low)
+        d_high = load_half(weight, high)
+        for i in range(TOKENS):
+            x = spread_f32(xs, (t + i) * blocks + b)
+            totals[2 * i] = fma(to_float(dots[2 * i]), mul(d_low, x), totals[2 * i])
+            totals[2 * i + 1] = fma(to_float(dots[2 * i + 1]), mul(d_high, x), totals[2 * i + 1])
+        if MINIMA:
+            m_low = load_half(weight, low + 2 * LANES)
+            m_high = load_half(weight, high + 2 * LANES)
+            for i in range(TOKENS):
+                x = spread_f32(xtotal, (t + i) * blocks + b)
+                totals[2 * i] = fma(m_low, x, totals[2 * i])
+                totals[2 * i + 1] = fma(m_high, x, totals[2 * i + 1])
+    n = out.shape[1]
+    for i in range(TOKENS):
+        put(out, (t + i) * n + first, n - first, totals[2 * i])
+        put(out, (t + i) * n + first + LANES, n - first - LANES, totals[2 * i + 1])
+
+
+int8_tile_1 = specialise(int8_tile, TOKENS=1, SUMS=2)
+int8_tile_2 = specialise(int8_tile, TOKENS=2, SUMS=4)
+
+
+@op(variants=INTEGERS, fastmath=AS_WRITTEN)
+def matmul_int8(
+    out: f32[T, N],
+    weight: u8[rows, row_bytes],
+    xq: i8[T, K],
+    xs: f32[T, blocks],
+    xsum: i32[T, blocks],
+    xtotal: f32[T, blocks],
+    items: rows // 32 * ((T + 95) // 96),
+):
+    """As llama3jit.ops.matmul.matmul_int8, on a packed weight."""
+    pairs = weight.shape[0] // 32
+    for item in items:
+        first = item % pairs * 32
+        t = item // pairs * PART
+        end = min(t + PART, out.shape[0])
+        while t + TOKENS <= end:
+            int8_tile(out, weight, xq, xs, xsum, xtotal, first, t)
+            t += TOKENS
+        while t + 2 <= end:
+            int8_tile_2(out, weight, xq, xs, xsum, xtotal, first, t)
+            t += 2
+        if t < end:
+            int8_tile_1(out, weight, xq, xs, xsum, xtotal, first, t)
+
+
+def integer_columns(totals, weight, x, first, t):
+    """Add to the totals all columns of a quantised weight, dequantised in registers."""
+    n_k = x.shape[1]
+    blocks = n_k // 32
+    base = first // LANES * blocks * TILE
+    zero = splat_f32(np.float32(ZERO))
+    m_low = splat_f32(np.float32(0.0))
+    m_high = m_low
+    for b in range(blocks):
+        low = base + b * TILE
+        high = low + blocks * TILE
+        d_low = load_half(weight, low)
+        d_high = load_half(weight, high)
+        if MINIMA:
+            m_low = load_half(weight, low + 2 * LANES)
+            m_high = load_half(weight, high + 2 * LANES)
+        for quad in range(8):
+            q_low = quad_of(weight, low + VALUES, quad)
+            q_high = quad_of(weight, high + VALUES, quad)
+            for j in range(4):
+                w_low = fma(sub(byte_of(q_low, j), zero), d_low, m_low)
+                w_high = fma(sub(byte_of(q_high, j), zero), d_high, m_high)
+                for i in range(TOKENS):
+                    spread = spread_f32(x, (t + i) * n_k + 32 * b + 4 * quad + j)
+                    totals[2 * i] = fma(w_low, spread, totals[2 * i])
+                    totals[2 * i + 1] = fma(w_high, spread, totals[2 * i + 1])
+
+
+def float_columns(totals, weight, x, first, t):
+    """Add to the totals all columns of a weight of plain floats."""
+    n_k = x.shape[1]
+    for k in range(n_k):
+        w_low = load_value(weight, (first * n_k + k * LANES) * VALUE_BYTES)
+        w_high = load_value(weight, ((first + LANES) * n_k + k * LANES) * VALUE_BYTES)
+        for i in range(TOKENS):
+            spread = spread_f32(x, (t + i) * n_k + k)
+            totals[2 * i] = fma(w_low, spread, totals[2 * i])
+            totals[2 * i + 1] = fma(w_high, spread, totals[2 * i + 1])
+
+
+FLOATS = {
+    "f32": {"load_value": load_f32, "VALUE_BYTES": 4},
+    "f16": {"load_value": load_half, "VALUE_BYTES": 2},
+    "bf16": {"load_value": load_bfloat, "VALUE_BYTES": 2},
+}
+
+EVERY = {name: {**row, "columns": integer_columns} for name, row in INTEGERS.items()}
+EVERY |= {name: {**row, "columns": float_columns} for name, row in FLOATS.items()}
+
+
+def tile(out, weight, x, first, t):
+    """As int8_tile, on float32 activations."""
+    totals = f32_registers(SUMS)
+    for i in range(SUMS):
+        totals[i] = splat_f32(np.float32(0.0))
+    columns(totals, weight, x, first, t)
+    n = out.shape[1]
+    for i in range(TOKENS):
+        put(out, (t + i) * n + first, n - first, totals[2 * i])
+        put(out, (t + i) * n + first + LANES, n - first - LANES, totals[2 * i + 1])
+
+
+tile_1 = specialise(tile, TOKENS=1, SUMS=2)
+tile_2 = specialise(tile, TOKENS=2, SUMS=4)
+
+
+@op(variants=EVERY, fastmath=AS_WRITTEN)
+def matmul(
+    out: f32[T, N],
+    weight: u8[rows, row_bytes],
+    x: f32[T, K],
+    items: rows // 32 * ((T + 95) // 96),
+):
+    """As llama3jit.ops.matmul.matmul, on a packed weight."""
+    pairs = weight.shape[0] // 32
+    for item in items:
+        first = item % pairs * 32
+        t = item // pairs * PART
+        end = min(t + PART, out.shape[0])
+        while t + TOKENS <= end:
+            tile(out, weight, x, first, t)
+            t += TOKENS
+        while t + 2 <= end:
+            tile_2(out, weight, x, first, t)
+            t += 2
+        if t < end:
+            tile_1(out, weight, x, first, t)

@@ -1,0 +1,50 @@
+"""Activations to int8, 32 values in two registers."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kernels_cpu.simd import (
+    absolute,
+    largest_of,
+    load_f32,
+    maximum,
+    mul,
+    round_to_i32,
+    splat_f32,
+    store_i8,
+    sum_of_i32,
+)
+from llama3jit.ops.op import AS_WRITTEN, op
+
+
+@op(fastmath=AS_WRITTEN, outputs=4)
+def quantize(
+    xq: i8[T, K],
+    xs: f32[T, blocks],
+    xsum: i32[T, blocks],
+    xtotal: f32[T, blocks],
+    x: f32[T, K],
+    items: T * ((blocks + 15) // 16),
+):
+    """As llama3jit.ops.quantize.quantize; an item is 16 blocks of one token."""
+    blocks = xs.shape[1]
+    parts = (blocks + 15) // 16
+    for item in items:
+        t = item // parts
+        for b in range(item % parts * 16, min(item % parts * 16 + 16, blocks)):
+            at = t * x.shape[1] + 32 * b
+            first = load_f32(x, at)
+            second = load_f32(x, at + 16)
+            scale = largest_of(maximum(absolute(first), absolute(second))) / np.float32(127.0)
+            inverse = np.float32(0.0)
+            if scale > np.float32(0.0):
+                inverse = np.float32(1.0) / scale
+            first = round_to_i32(mul(first, splat_f32(inverse)))
+            second = round_to_i32(mul(second, splat_f32(inverse)))
+            store_i8(xq, at, first)
+            store_i8(xq, at + 16, second)
+            total = sum_of_i32(first) + sum_of_i32(second)
+            xs[t, b] = scale
+            xsum[t, b] = total
+            xtotal[t, b] = scale * np.float32(total)

@@ -1,0 +1,132 @@
+"""The choice of a device, and what must hold before a model is loaded on it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llama3jit.devices import Limits, Runner
+from llama3jit.errors import DeviceError, InvalidArgumentError, MemoryLimitError
+
+if TYPE_CHECKING:
+    from llama3jit.compile.library import Progress
+    from llama3jit.model.config import ModelConfig
+
+DEVICES = ("auto", "cpu", "reference")
+KV_DTYPES = ("f16", "f32")
+PRECISIONS = ("fast", "exact")
+
+DEFAULT_N_CTX = 8192  # or what the model was made for, if that is less
+MAX_N_CTX = 2**31 - 65  # positions are int32
+MAX_LOGITS_ROWS = 32
+# What Python, the libraries and the tokenizer take beside the model.
+OVERHEAD_BYTES = 120 * 2**20
+
+
+def open_runner(
+    gguf: Any,
+    config: ModelConfig,
+    *,
+    device: str = "auto",
+    n_ctx: int | None = None,
+    threads: int | None = None,
+    kv_dtype: str = "f16",
+    precision: str = "fast",
+    max_sequences: int = 8,
+    max_tokens: int = 512,
+    progress: Progress | None = None,
+) -> Runner:
+    """Load an open model file on a device.
+
+    `n_ctx` is the tokens of one sequence; all sequences share a cache of that many tokens. By
+    default it is the model's own context, at most 8192. `max_sequences` and `max_tokens` bound one
+    batch. `precision` "exact" keeps activations in float32; "fast" rounds them to int8 for
+    quantised weights.
+
+    Raises InvalidArgumentError for a choice that there is not, DeviceError for a device that is not
+    there, MemoryLimitError before anything is read if the model will not fit, and what `build_plan`
+    raises.
+    """
+    from llama3jit.model.build import build_plan
+
+    _one_of("device", device, DEVICES)
+    _one_of("kv_dtype", kv_dtype, KV_DTYPES)
+    _one_of("precision", precision, PRECISIONS)
+    limits = make_limits(config, n_ctx, max_sequences, max_tokens)
+    plan = build_plan(config, gguf.tensors, kv_dtype)
+    if device == "reference":
+        from llama3jit.devices.interpreter import Interpreter
+
+        return Interpreter(gguf, config, plan, limits, "reference")
+    from llama3jit.devices.cpu.lower import lower
+    from llama3jit.devices.cpu.runner import CpuRunner, memory_needed
+    from llama3jit.devices.cpu.threads import thread_count
+
+    n_threads = thread_count(threads)
+    check_memory(memory_needed(lower(plan, precision), limits), limits)
+    return CpuRunner(
+        gguf, config, plan, limits, threads=n_threads, precision=precision, progress=progress
+    )
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value in choices:
+        return
+    if name == "device" and value.partition(":")[0] == "cuda":
+        raise DeviceError(f"the device {value!r} is not built yet; use 'cpu' or 'auto'")
+    raise InvalidArgumentError(f"{name} is {value!r}; expected {', '.join(choices)}")
+
+
+def make_limits(
+    config: ModelConfig, n_ctx: int | None, max_sequences: int, max_tokens: int
+) -> Limits:
+    """The limits of a runner. Raises InvalidArgumentError for numbers out of range."""
+    from llama3jit.model.plan import BLOCK_TOKENS
+
+    if n_ctx is None:
+        n_ctx = min(config.context_length, DEFAULT_N_CTX)
+    for name, value, most in (
+        ("n_ctx", n_ctx, MAX_N_CTX),
+        ("max_sequences", max_sequences, 4096),
+        ("max_tokens", max_tokens, 65536),
+    ):
+        if not 1 <= value <= most:
+            raise InvalidArgumentError(f"{name} is {value}; expected 1 to {most}")
+    if max_sequences > max_tokens:
+        raise InvalidArgumentError(
+            f"max_sequences is {max_sequences}; a batch of max_tokens {max_tokens} cannot hold a "
+            f"token of each"
+        )
+    return Limits(
+        vocab_size=config.vocab_size,
+        n_ctx=n_ctx,
+        max_tokens=max_tokens,
+        max_sequences=max_sequences,
+        max_logits_rows=max(MAX_LOGITS_ROWS, max_sequences),
+        block_tokens=BLOCK_TOKENS,
+        # Every sequence may leave its last block part empty.
+        n_blocks=-(-n_ctx // BLOCK_TOKENS) + max_sequences - 1,
+    )
+
+
+def check_memory(needed: dict[str, int], limits: Limits) -> None:
+    """Raise MemoryLimitError if there is less memory than a model needs."""
+    total = sum(needed.values()) + OVERHEAD_BYTES
+    available = available_memory()
+    if total > available:
+        parts = ", ".join(f"{use} {size / 2**20:.0f} MiB" for use, size in needed.items())
+        raise MemoryLimitError(
+            f"the model needs {total / 2**20:.0f} MiB of memory ({parts}, and "
+            f"{OVERHEAD_BYTES / 2**20:.0f} MiB for the program) and {available / 2**20:.0f} MiB "
+            f"are available; use a smaller n_ctx than {limits.n_ctx} or a smaller quantisation"
+        )
+
+
+def available_memory() -> int:
+    """Bytes that this process may still take: the machine's, or its control group's if less."""
+    import psutil
+
+    from llama3jit.devices.cgroup import memory_left
+
+    machine = int(psutil.virtual_memory().available)
+    group = memory_left()
+    return machine if group is None else min(machine, group)

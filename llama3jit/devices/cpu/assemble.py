@@ -1,0 +1,101 @@
+"""Lowered rows to the words that the walker reads (see llama3jit.compile.entry)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama3jit import ops
+from llama3jit.compile import entry
+from llama3jit.compile.library import Library
+from llama3jit.compile.units import Unit
+from llama3jit.model.plan import Operand, Row
+from llama3jit.ops.op import Op
+
+Int64 = NDArray[np.int64]
+
+
+class Dims:
+    """The int64 that rows point to for their dims: one for each symbol and each number in use."""
+
+    def __init__(self, symbols: tuple[str, ...]) -> None:
+        self._words = np.zeros(4096, np.int64)
+        self._index: dict[str | int, int] = {}
+        for symbol in symbols:
+            self.address(symbol)
+
+    def address(self, dim: str | int) -> int:
+        """The address of a dim's word; a number's word holds it, a symbol's what `set` puts."""
+        if dim not in self._index:
+            self._index[dim] = len(self._index)
+            if isinstance(dim, int):
+                self._words[self._index[dim]] = dim
+        return int(self._words.ctypes.data) + entry.WORD * self._index[dim]
+
+    def set(self, symbol: str, value: int) -> None:
+        """Give a symbol its value for the passes to come."""
+        self._words[self._index[symbol]] = value
+
+
+def bind_dims(op: Op, row: Row, operands: Mapping[str, Operand]) -> dict[str, int | str]:
+    """What each dim of an op is for this row. An operand may have more dims than the parameter:
+    its trailing ones are taken together.
+
+    Raises AssertionError where two parameters disagree: the plan is wrong.
+    """
+    bound: dict[str, int | str] = {}
+    for parameter in op.signature.parameters:
+        if not parameter.is_array:
+            continue
+        shape = operands[str(row.operands[parameter.name])].shape
+        leading, rest = shape[: len(parameter.dims) - 1], shape[len(parameter.dims) - 1 :]
+        last = rest[0] if len(rest) == 1 else prod(int(dim) for dim in rest)
+        for name, value in zip(parameter.dims, (*leading, last), strict=True):
+            expected = int(name) if name.isdigit() else bound.setdefault(name, value)
+            assert expected == value, f"{row.op}: {parameter.name} has {name} = {value}, {expected}"
+    return bound
+
+
+def assemble(
+    rows: list[Row],
+    units: list[Unit],
+    barriers: list[bool],
+    operands: Mapping[str, Operand],
+    arrays: Mapping[str, NDArray[Any]],
+    dims: Dims,
+    library: Library,
+) -> Int64:
+    """The words of all rows, one after the other. `arrays` must outlive them."""
+    words: list[int] = []
+    for row, unit, barrier in zip(rows, units, barriers, strict=True):
+        op = ops.find(row.op)
+        index = entry.words(op)
+        record = [0] * (entry.HEADER_WORDS + len(index))
+        record[0] = library.address(unit, "entry")
+        record[1] = library.address(unit, "count")
+        record[2] = len(record) * entry.WORD
+        record[3] = int(barrier)
+        for parameter in op.signature.parameters:
+            if parameter.is_array:
+                array = arrays[str(row.operands[parameter.name])]
+                assert array.flags.c_contiguous
+                record[index[parameter.name]] = int(array.ctypes.data)
+            elif not parameter.is_function:
+                number = float(row.operands[parameter.name])
+                record[index[parameter.name]] = _bits(parameter.dtype, number)
+        for name, dim in bind_dims(op, row, operands).items():
+            record[index[f"dim {name}"]] = dims.address(dim)
+        words.extend(record)
+    return np.array(words, np.int64)
+
+
+def _bits(dtype: str, number: float) -> int:
+    """A scalar as the low bits of a word."""
+    if dtype == "f32":
+        return int(np.float32(number).view(np.uint32))
+    assert dtype == "i64"
+    return int(number)

@@ -1,0 +1,131 @@
+"""A plan for the CPU: tuned kernels where there are some, packed weights, int8 activations in fast
+mode, and barriers only where data flows. Pure functions from plan to plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import prod
+
+from kernels_cpu import TUNED
+from llama3jit import ops
+from llama3jit.compile.units import Unit
+from llama3jit.model.plan import Operand, Plan, Row
+from llama3jit.ops.op import Op
+from llama3jit.ops.pack import padded_rows
+
+
+@dataclass(slots=True)
+class Lowered:
+    """Rows in order, the compiled unit of each, whether a barrier follows it, and all operands.
+
+    `packed` maps the name of a packed operand to the weight it is made of and its format.
+    """
+
+    rows: list[Row] = field(default_factory=list)
+    units: list[Unit] = field(default_factory=list)
+    barriers: list[bool] = field(default_factory=list)
+    operands: dict[str, Operand] = field(default_factory=dict)
+    packed: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+
+def lower(plan: Plan, precision: str) -> Lowered:
+    """Choose a kernel for every row; `precision` "fast" allows int8 activations, "exact" does
+    not."""
+    lowered = Lowered(operands=dict(plan.operands))
+    quantised: dict[str, dict[str, str]] = {}
+    for row in plan.rows:
+        if row.op == "matmul":
+            _lower_matmul(lowered, row, precision, quantised)
+        else:
+            _append(lowered, row, tuned=_has_tuned(lowered, row))
+        for name in written(ops.find(row.op), row):
+            quantised.pop(name, None)
+    used = {value for row in lowered.rows for value in row.operands.values()}
+    lowered.operands = {name: value for name, value in lowered.operands.items() if name in used}
+    lowered.barriers = barriers(lowered.rows)
+    return lowered
+
+
+def written(op: Op, row: Row) -> list[str]:
+    """The operands that a row writes."""
+    names = [parameter.name for parameter in op.signature.parameters[: op.outputs]]
+    return [str(row.operands[name]) for name in names]
+
+
+def barriers(rows: list[Row]) -> list[bool]:
+    """After which rows all threads must meet: where the next one reads what was written since the
+    last meeting, or writes what was read or written since. After the last one always."""
+    result = []
+    reads: set[str] = set()
+    writes: set[str] = set()
+    for i, row in enumerate(rows):
+        out = set(written(ops.find(row.op), row))
+        reads |= {v for v in row.operands.values() if isinstance(v, str)} - out
+        # What is written may be read too, as by an op that works in place.
+        writes |= out
+        meet = i + 1 == len(rows)
+        if not meet:
+            following = rows[i + 1]
+            out = set(written(ops.find(following.op), following))
+            touched = {v for v in following.operands.values() if isinstance(v, str)}
+            meet = bool(touched & writes or out & reads)
+        if meet:
+            reads, writes = set(), set()
+        result.append(meet)
+    return result
+
+
+def _append(lowered: Lowered, row: Row, *, tuned: bool) -> None:
+    module = TUNED[row.op][0] if tuned else f"llama3jit.ops.{ops.MODULES[row.op]}"
+    lowered.rows.append(row)
+    lowered.units.append(Unit(module, row.op, row.variant))
+
+
+def _has_tuned(lowered: Lowered, row: Row) -> bool:
+    if row.op not in TUNED or row.variant not in TUNED[row.op][1]:
+        return False
+    if row.op == "attention":
+        head_dim = lowered.operands[str(row.operands["q"])].shape[-1]
+        return isinstance(head_dim, int) and head_dim % 16 == 0 and head_dim <= 256
+    return True
+
+
+def _lower_matmul(
+    lowered: Lowered, row: Row, precision: str, quantised: dict[str, dict[str, str]]
+) -> None:
+    if not _has_tuned(lowered, row):
+        _append(lowered, row, tuned=False)
+        return
+    weight, x = str(row.operands["weight"]), str(row.operands["x"])
+    packed = _pack(lowered, weight, row.variant)
+    if precision == "fast" and row.variant in TUNED["matmul_int8"][1]:
+        if x not in quantised:
+            quantised.clear()  # the buffers of a shape are shared, so one x at a time
+            quantised[x] = _quantize(lowered, x)
+        operands = {"out": row.operands["out"], "weight": packed, **quantised[x]}
+        _append(lowered, Row("matmul_int8", operands, row.variant), tuned=True)
+    else:
+        operands = {"out": row.operands["out"], "weight": packed, "x": x}
+        _append(lowered, Row("matmul", operands, row.variant), tuned=True)
+
+
+def _pack(lowered: Lowered, weight: str, variant: str) -> str:
+    name = f"{weight}:packed"
+    n, row_bytes = lowered.operands[weight].shape
+    assert isinstance(n, int)
+    lowered.operands[name] = Operand("packed", "u8", (padded_rows(n), row_bytes))
+    lowered.packed[name] = (weight, variant)
+    return name
+
+
+def _quantize(lowered: Lowered, x: str) -> dict[str, str]:
+    """A row that quantises x, and the operands it gives."""
+    rows, *rest = lowered.operands[x].shape
+    n = prod(int(dim) for dim in rest)
+    names = {key: f"{key}.{rows}.{n}" for key in ("xq", "xs", "xsum", "xtotal")}
+    lowered.operands[names["xq"]] = Operand("buffer", "i8", (rows, n))
+    for key, dtype in (("xs", "f32"), ("xsum", "i32"), ("xtotal", "f32")):
+        lowered.operands[names[key]] = Operand("buffer", dtype, (rows, n // 32))
+    row = Row("quantize", {**names, "x": x})
+    _append(lowered, row, tuned=_has_tuned(lowered, row))
+    return names

@@ -1,0 +1,119 @@
+"""The threads that walk: Python threads that sit inside one compiled loop, asleep when there is
+nothing to do. One pool a process for each number of threads, and one pass at a time over all."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama3jit.compile.library import Library
+from llama3jit.compile.units import Unit
+from llama3jit.errors import CancelledError, DeviceError
+
+WALKER = Unit("kernels_cpu.walker")
+
+# Word offsets in the control block; kernels_cpu.walker has them in bytes.
+LINE_WORDS = 8
+THREADS = 1 * LINE_WORDS + 3
+CANCEL = 4 * LINE_WORDS
+CONTROL_WORDS = 9 * LINE_WORDS
+CANCELLED = 1
+
+_pools: dict[int, Pool] = {}
+_lock = threading.Lock()
+_turn = threading.Lock()  # held by whoever runs a pass
+
+
+class Pool:
+    """`threads` threads, the caller's among them."""
+
+    def __init__(self, threads: int, library: Library) -> None:
+        self.threads = threads
+        self._library = library  # its code must stay
+        self._memory, self._control = _aligned(CONTROL_WORDS)
+        self._control[THREADS] = threads
+        self._address = int(self._control.ctypes.data)
+        self._run = self._function("run", 4)
+        self._stop = self._function("stop", 1)
+        self._process = os.getpid()
+        serve = self._function("serve", 2)
+        for i in range(threads - 1):
+            threading.Thread(
+                target=serve, args=(self._address, 0), name=f"llama3jit-{i + 1}", daemon=True
+            ).start()
+
+    def _function(self, name: str, n_arguments: int) -> Callable[..., int]:
+        int64 = ctypes.c_int64
+        kind = ctypes.CFUNCTYPE(int64, *[int64] * n_arguments)
+        function: Callable[..., int] = kind(self._library.address(WALKER, name))
+        return function
+
+    def run(self, rows: NDArray[np.int64], n_rows: int, tickets: NDArray[np.int64]) -> None:
+        """One pass over assembled rows; blocks, with the GIL released.
+
+        Raises CancelledError after `cancel`, DeviceError if an op fails or in a forked child.
+        """
+        if os.getpid() != self._process:
+            raise DeviceError(
+                "this process was forked from one that had a model loaded, and threads do not "
+                "survive a fork; load the model in the child, or start it with 'spawn'"
+            )
+        with _turn:
+            self._control[CANCEL] = 0
+            status = self._run(
+                self._address, int(rows.ctypes.data), n_rows, int(tickets.ctypes.data)
+            )
+        if status == CANCELLED:
+            raise CancelledError("the forward pass was cancelled")
+        if status != 0:
+            raise DeviceError(f"a compiled op failed with status {status}")
+
+    def cancel(self) -> None:
+        """End the pass that is running within a few items; from any thread."""
+        self._control[CANCEL] = 1
+
+    def stop(self) -> None:
+        """End the threads."""
+        if os.getpid() == self._process:
+            self._stop(self._address)
+
+
+def _aligned(n_words: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """Zeroed words that begin on a cache line; the first array owns the memory."""
+    memory = np.zeros((n_words + LINE_WORDS) * 8, np.uint8)
+    skip = -int(memory.ctypes.data) % 64
+    return memory, memory[skip : skip + n_words * 8].view(np.int64)
+
+
+def get_pool(threads: int, library: Library) -> Pool:
+    """The process's pool of that size, made when first asked for; `library` has the walker."""
+    with _lock:
+        pool = _pools.get(threads)
+        if pool is None:
+            pool = _pools[threads] = Pool(threads, library)
+        return pool
+
+
+@atexit.register
+def _stop_all() -> None:
+    for pool in _pools.values():
+        pool.stop()
+    _pools.clear()
+
+
+def _forget() -> None:
+    """In a forked child: the threads are gone, and a lock may have been held."""
+    global _lock, _turn
+    _lock, _turn = threading.Lock(), threading.Lock()
+    _pools.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget)

@@ -1,0 +1,36 @@
+"""How many threads to use: no more than the affinity mask, the cgroup quota or the physical cores
+allow."""
+
+from __future__ import annotations
+
+import os
+
+from llama3jit.devices.cgroup import cpu_quota
+from llama3jit.errors import InvalidArgumentError
+
+
+def thread_count(asked: int | None) -> int:
+    """The number asked for, else the most that help. Raises InvalidArgumentError below 1."""
+    if asked is not None:
+        if not 1 <= asked <= 1024:
+            raise InvalidArgumentError(f"threads is {asked}; expected 1 to 1024")
+        return asked
+    limits = [usable_cores(), physical_cores()]
+    quota = cpu_quota()
+    if quota is not None:
+        limits.append(int(quota))
+    return max(1, min(limits))
+
+
+def usable_cores() -> int:
+    """Logical processors that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def physical_cores() -> int:
+    """Cores of the machine; two hardware threads of one count once."""
+    import psutil
+
+    return psutil.cpu_count(logical=False) or usable_cores()

@@ -1,0 +1,67 @@
+"""Weights interleaved for vector kernels: 16 rows side by side, a lane a row.
+
+A tile holds 32 columns of 16 rows: the rows' scales (f16), their minima where the format has them,
+then the values, 4 columns of each row after the other, so that 64 bytes hold 4 columns of 16 rows.
+Nibbles keep their pairing: the low half of a byte is column j of a block, the high half j + 16.
+Bytes of Q8_0 are stored with 128 added, so that they are unsigned. Values of F32, F16 and BF16
+lie column by column, 16 rows each. Rows are padded to a multiple of 32, as if zero bytes followed.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from llama3jit.ops.op import op
+
+LANES = 16
+
+# Halves (scale, minimum) in front of a block, bytes of values behind them, what is added to each.
+# For the plain floats a "block" is one value: nothing in front, so many bytes, nothing added.
+LAYOUTS = {
+    "q4_0": {"HEAD": 2, "BODY": 16, "BIAS": 0},
+    "q4_1": {"HEAD": 4, "BODY": 16, "BIAS": 0},
+    "q8_0": {"HEAD": 2, "BODY": 32, "BIAS": 128},
+    "f32": {"HEAD": 0, "BODY": 4, "BIAS": 0},
+    "f16": {"HEAD": 0, "BODY": 2, "BIAS": 0},
+    "bf16": {"HEAD": 0, "BODY": 2, "BIAS": 0},
+}
+
+
+def padded_rows(n):
+    """Rows of the packed form of n rows."""
+    return -(-n // 32) * 32
+
+
+@op(variants=LAYOUTS)
+def pack(packed: u8[size], weight: u8[N, row_bytes], items: size // (16 * row_bytes)):
+    """Interleave the rows of each group of 16; same bytes, in another order."""
+    row_bytes = weight.shape[1]
+    block_bytes = HEAD + BODY
+    unit = 2 if HEAD > 0 else BODY  # bytes that stay together: a half in front, a whole float
+    chunk = 4 if HEAD > 0 else BODY
+    for group in items:
+        for r in range(LANES):
+            n = group * LANES + r
+            for b in range(row_bytes // block_bytes):
+                tile = (group * row_bytes + b * block_bytes) * LANES
+                for i in range(HEAD):
+                    at = tile + (i // unit * LANES + r) * unit + i % unit
+                    packed[at] = weight[n, b * block_bytes + i] if n < weight.shape[0] else 0
+                for i in range(BODY):
+                    at = tile + HEAD * LANES + (i // chunk * LANES + r) * chunk + i % chunk
+                    byte = weight[n, b * block_bytes + HEAD + i] if n < weight.shape[0] else 0
+                    packed[at] = (byte + BIAS) & 255
+
+
+@pack.reference
+def pack_reference(packed, weight, variant):
+    head, body, bias = LAYOUTS[variant].values()
+    rows = np.zeros((packed.size // weight.shape[1], weight.shape[1]), np.uint8)
+    rows[: len(weight)] = weight
+    blocks = rows.reshape(len(rows) // LANES, LANES, -1, head + body)
+    chunk = 4 if head else body
+    front = blocks[..., :head].reshape(*blocks.shape[:3], -1, 2) if head else blocks[..., :0, None]
+    back = (blocks[..., head:] + np.uint8(bias)).reshape(*blocks.shape[:3], -1, chunk)
+    tiles = [part.transpose(0, 2, 3, 1, 4) for part in (front, back)]
+    flat = [tile.reshape(*tile.shape[:2], -1) for tile in tiles if tile.size]
+    packed[:] = np.concatenate(flat, axis=2).reshape(-1)
