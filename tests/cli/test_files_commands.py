@@ -15,8 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-
-from tests.gguf_writer import array, header_bytes, key_value, string, tensor_entry, write_gguf
+from gguf_writer import array, header_bytes, key_value, string, tensor_entry, write_gguf
 
 LLAMA3_VOCAB = Path(__file__).parents[3] / "shared/data/ggml-vocab-llama-bpe.gguf"
 METADATA = {

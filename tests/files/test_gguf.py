@@ -10,44 +10,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf_samples import METADATA, tensors
+from gguf_writer import array, header_bytes, key_value, write_gguf
 
-from llama3jit.errors import InvalidArgumentError, ModelFormatError, ModelNotFoundError
+from llama3jit.errors import InvalidArgumentError
+from llama3jit.files.catalogue import DEFAULT_MODEL
 from llama3jit.files.gguf import open_gguf
-from tests.gguf_writer import array, gguf_bytes, header_bytes, key_value, write_gguf, write_split
+from llama3jit.files.store import default_store
 
 LLAMA3_VOCAB = Path(__file__).parents[3] / "shared/data/ggml-vocab-llama-bpe.gguf"
-
-METADATA = {
-    "general.architecture": "llama",
-    "a.bool": True,
-    "a.uint32": 7,
-    "an.int64": -7,
-    "a.uint64": (1 << 64) - 1,
-    "a.float": 0.5,
-    "a.nan": float("nan"),
-    "a.text": "naïve ☃ 𐍈",
-    "an.empty.text": "",
-    **{f"a.{kind}": np.dtype(kind).type(3) for kind in ("i1", "u1", "i2", "u2", "i4", "f8")},
-    "arr.text": ["", "a", "ß" * 300, "b\0c", "☃"],
-    "arr.plain": ["x", "yy", ""],
-    "arr.empty": [],
-    "arr.int": [1, -2, 3],
-    "arr.bool": np.array([True, False, True]),
-    "arr.f8": np.array([1.5, np.inf, -0.0]),
-    "arr.u8": np.array([0, (1 << 64) - 1], np.uint64),
-    "arr.nested": [[1, 2], [3]],
-    "arr.nested.text": [["a", "b"], [], ["c"]],
-}
-
-
-def tensors() -> dict[str, np.ndarray]:
-    rng = np.random.default_rng(1)
-    return {
-        "token_embd.weight": rng.standard_normal((5, 64), np.float32),
-        "half": rng.standard_normal((3, 4, 2)).astype(np.float16),
-        "scalar.int": np.array([5], np.int32),
-        "last": rng.standard_normal((1, 7)),
-    }
 
 
 def test_values_are_what_was_written(tmp_path: Path) -> None:
@@ -137,6 +108,37 @@ def test_a_file_of_the_gguf_package(tmp_path: Path) -> None:
         assert file.alignment == 64
         for name, value in tensors().items():
             assert file.data(name).tobytes() == value.tobytes()
+
+
+def same_as_the_gguf_package(path: Path) -> None:
+    expected = pytest.importorskip("gguf").GGUFReader(path)
+    with open_gguf(path) as file:
+        fields = {k: v for k, v in expected.fields.items() if not k.startswith("GGUF.")}
+        assert list(file.metadata) == list(fields)
+        for key, field in fields.items():
+            value = file.metadata[key]
+            assert (value if isinstance(value, str | list) else np.asarray(value).tolist()) == (
+                field.contents()
+            )
+        assert list(file.tensors) == [tensor.name for tensor in expected.tensors]
+        for tensor, info in zip(expected.tensors, file.tensors.values(), strict=True):
+            assert info.type_name == tensor.tensor_type.name
+            assert (info.offset, info.nbytes) == (tensor.data_offset, tensor.n_bytes)
+            assert info.shape == tuple(tensor.shape)
+            assert np.array_equal(file.data(info.name), tensor.data.reshape(-1).view(np.uint8))
+
+
+def test_the_default_model_is_read_as_by_the_gguf_package() -> None:
+    model = default_store().find(DEFAULT_MODEL)
+    if model is None:
+        pytest.skip(f"{DEFAULT_MODEL} is not pulled")
+    same_as_the_gguf_package(Path(model.file))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not LLAMA3_VOCAB.exists(), reason="shared/data is not beside the checkout")
+def test_the_llama_3_vocabulary_is_read_as_by_the_gguf_package() -> None:
+    same_as_the_gguf_package(LLAMA3_VOCAB)
 
 
 @pytest.mark.skipif(not LLAMA3_VOCAB.exists(), reason="shared/data is not beside the checkout")
@@ -267,70 +269,3 @@ def test_opening_imports_no_numpy(tmp_path: Path) -> None:
         "assert 'numpy' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-@pytest.mark.parametrize("opened", [0, 1, 2])
-def test_a_split_model_opens_from_any_shard(tmp_path: Path, opened: int) -> None:
-    paths = write_split(tmp_path, "big", METADATA, tensors(), 3)
-    with open_gguf(paths[opened]) as file:
-        assert file.paths == paths
-        assert file.path == paths[opened]
-        assert file.metadata["a.text"] == METADATA["a.text"]
-        assert set(file.tensors) == set(tensors())
-        for name, expected in tensors().items():
-            assert file.data(name).tobytes() == expected.tobytes()
-            file.release(name)
-        assert {info.shard for info in file.tensors.values()} == {0, 1, 2}
-
-
-def test_a_split_model_of_links_in_a_hub_cache(tmp_path: Path) -> None:
-    real = write_split(tmp_path, "big", METADATA, tensors(), 2)
-    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
-    blobs.mkdir()
-    snapshot.mkdir()
-    for number, path in enumerate(real):
-        path.rename(blobs / f"hash{number}")
-        (snapshot / path.name).symlink_to(blobs / f"hash{number}")
-    with open_gguf(snapshot / real[1].name) as file:
-        assert file.paths == [snapshot / path.name for path in real]
-        assert set(file.tensors) == set(tensors())
-    with pytest.raises(ModelFormatError, match=r"is shard 2 of 2, so its name should end in"):
-        open_gguf(blobs / "hash1")
-
-
-def test_a_missing_shard_is_named(tmp_path: Path) -> None:
-    paths = write_split(tmp_path, "big", METADATA, tensors(), 3)
-    paths[1].unlink()
-    with pytest.raises(ModelNotFoundError, match=r"big-00002-of-00003\.gguf: missing"):
-        open_gguf(paths[0])
-
-
-def test_shards_that_do_not_belong_together(tmp_path: Path) -> None:
-    paths = write_split(tmp_path, "big", METADATA, tensors(), 3)
-    paths[1].write_bytes(paths[2].read_bytes())
-    with pytest.raises(ModelFormatError, match="says that it is shard 3 of 3, expected 2 of 3"):
-        open_gguf(paths[0])
-    split = {"split.no": np.uint16(1), "split.count": np.uint16(3)}
-    write_gguf(paths[1], split, {"last": np.ones(3, np.float32), "new": np.ones(3, np.float32)})
-    with pytest.raises(ModelFormatError, match="tensor 'last' is in another shard"):
-        open_gguf(paths[0])
-    write_gguf(paths[1], split, {"new": np.ones(3, np.float32), "newer": np.ones(3, np.float32)})
-    with pytest.raises(
-        ModelFormatError, match=r"split\.tensors\.count is 4, and the shards hold 5"
-    ):
-        open_gguf(paths[0])
-
-
-def test_a_joined_or_renamed_shard(tmp_path: Path) -> None:
-    paths = write_split(tmp_path, "big", METADATA, tensors(), 2)
-    joined = tmp_path / "joined.gguf"
-    joined.write_bytes(b"".join(path.read_bytes() for path in paths))
-    with pytest.raises(ModelFormatError, match=r"shard 1 of 2.*00001-of-00002\.gguf"):
-        open_gguf(joined)
-
-
-def test_a_shard_name_alone_makes_no_split(tmp_path: Path) -> None:
-    path = tmp_path / "m-00001-of-00002.gguf"
-    path.write_bytes(gguf_bytes(METADATA, tensors()))
-    with open_gguf(path) as file:
-        assert file.paths == [path]

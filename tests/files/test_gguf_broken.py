@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
-
-from llama3jit.errors import Llama3JitError, ModelFormatError, ModelNotFoundError, UnsupportedError
-from llama3jit.files.gguf import open_gguf
-from tests.gguf_writer import (
+from gguf_writer import (
     array,
     gguf_bytes,
     header_bytes,
@@ -20,6 +17,9 @@ from tests.gguf_writer import (
     tensor_entry,
     write_gguf,
 )
+
+from llama3jit.errors import Llama3JitError, ModelFormatError, ModelNotFoundError, UnsupportedError
+from llama3jit.files.gguf import open_gguf
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -6,6 +6,7 @@ script with a folder, a seed and a count to see one again.
 
 from __future__ import annotations
 
+import os
 import random
 import struct
 import subprocess
@@ -16,10 +17,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from gguf_writer import array, gguf_bytes, header_bytes, key_value, string
 
 from llama3jit.errors import ModelFormatError, ModelNotFoundError, UnsupportedError
 from llama3jit.files.gguf import open_gguf
-from tests.gguf_writer import array, gguf_bytes, header_bytes, key_value, string
 
 LLAMA3_VOCAB = Path(__file__).parents[3] / "shared/data/ggml-vocab-llama-bpe.gguf"
 GROWTH = 200 << 20
@@ -139,9 +140,15 @@ def test_the_bases_load(tmp_path: Path) -> None:
 @pytest.mark.parametrize("seed", [1, 2])
 def test_thousands_of_mutants(tmp_path: Path, seed: int) -> None:
     count = 4000
-    command = [sys.executable, "-m", "tests.files.test_gguf_fuzz", str(tmp_path), str(seed)]
+    tests = Path(__file__).parents[1]
+    paths = [str(tests), str(tests.parent), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(
-        [*command, str(count)], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, __file__, str(tmp_path), str(seed), str(count)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     loaded, slowest = done.stdout.split()

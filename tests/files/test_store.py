@@ -11,19 +11,14 @@ import threading
 from pathlib import Path
 
 import pytest
+from gguf_writer import gguf_bytes
 
 from llama3jit.errors import DownloadError, InvalidArgumentError, ModelNotFoundError
 from llama3jit.files.catalogue import CATALOGUE, DEFAULT_MODEL
 from llama3jit.files.from_pypi import SOURCE
 from llama3jit.files.store import Store, default_store, resolve
-from tests.gguf_writer import gguf_bytes
 
 RAW = gguf_bytes({"general.architecture": "llama"})
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "models")
 
 
 def put(store: Store, name: str, sha256: str = "ab" * 32) -> Path:
