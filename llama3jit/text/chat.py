@@ -129,6 +129,7 @@ class ChatTemplate:
         marked_data = self._marked(data, mark)
         if marked_data != data:
             marked = self._render({**variables, **marked_data})
+            marked = marked.replace(_escaped(mark), mark)
             find = self._tokenizer.special_pattern.findall
             # Otherwise the template removed or rewrote what was marked, and the real text is safe.
             if marked.replace(mark, "") == text or find(marked) != find(text):
@@ -232,9 +233,13 @@ def _compile(source: str) -> Template:
 
 
 def _unused_character(text: str) -> str:
-    """A character that `text` lacks: a Unicode noncharacter, or else one for private use."""
-    candidates = chain(range(0xFDD0, 0xFDF0), range(0xE000, 0xF900), range(0xF0000, 0xFFFFE))
-    for code in candidates:
-        if chr(code) not in text:
+    """A character that `text` lacks, escaped too: a noncharacter, or else a private-use one."""
+    for code in chain(range(0xFDD0, 0xFDF0), range(0xE000, 0xF900), range(0xF0000, 0xFFFFE)):
+        if chr(code) not in text and _escaped(chr(code)) not in text:
             return chr(code)
     raise InvalidArgumentError("the messages use every private-use character there is")
+
+
+def _escaped(mark: str) -> str:
+    """The mark as JSON in ASCII has it."""
+    return json.dumps(mark)[1:-1]

@@ -206,7 +206,10 @@ def _paid_join(
 
 def _range(*arguments: int) -> range:
     items = range(*arguments)
-    spend(steps=len(items))
+    try:
+        spend(steps=len(items))
+    except OverflowError:
+        raise SecurityError("it takes too many steps") from None
     return items
 
 
