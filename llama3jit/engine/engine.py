@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import secrets
 import threading
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from llama3jit.devices import Limits, Runner
 
 _POLL_S = 0.5  # how often a waiting consumer looks whether the engine still lives
+_STRAY_CANCELS = 50  # passes in a row that nobody of this engine cancelled, before it gives up
 _EXIT_S = 10.0  # how long close waits for a forward pass that does not end
 
 _FORKED = "this process was forked from one that had the model open: load it again in the child"
@@ -39,7 +41,11 @@ class Engine:
     def __init__(self, runner: Runner, on_close: Callable[[], None] | None = None) -> None:
         self._core = _Core(runner, on_close)
         self._core.thread.start()
-        self._finalizer = weakref.finalize(self, _Core.close, self._core)
+        self._finalizer = weakref.finalize(self, self._core.close)
+        # Not by the finalizer: exit handlers run last in, first out, and this one has to run before
+        # those of the device, which were there first.
+        self._finalizer.atexit = False
+        atexit.register(self._core.close)
 
     @property
     def limits(self) -> Limits:
@@ -69,6 +75,7 @@ class Engine:
             submitted=time.perf_counter(),
             tokens=list(request.tokens),
             capacity=self._capacity(request),
+            visited=request.visit_from,
         )
         self._core.add(sequence)
         return Handle(self, self._core, sequence)
@@ -147,6 +154,7 @@ class _Core:
         self._closing = False
         self._pass = threading.Lock()  # guards _in_pass, and holds while the runner is cancelled
         self._in_pass: list[SequenceState] = []
+        self._stray_cancels = 0
         _cores.add(self)
 
     def check_alive(self) -> None:
@@ -176,6 +184,7 @@ class _Core:
                 self.runner.cancel()
 
     def close(self) -> None:
+        atexit.unregister(self.close)
         if self.forked:  # the threads are not in this process, and the device's memory is shared
             return
         with self._wake:
@@ -232,10 +241,13 @@ class _Core:
         failure: Exception | None = None
         try:
             logits = self.runner.forward(step.batch)
+            self._stray_cancels = 0
         except CancelledError as error:
-            # Whoever is left runs again: the same tokens go to the same places in the cache.
+            # Whoever is left runs again: the same tokens go to the same places in the cache. Models
+            # may share a device's threads, so that the cancelling was meant for another's pass.
             if not self._closing and not any(s.cancelled for s in sequences):
-                failure = error
+                self._stray_cancels += 1
+                failure = error if self._stray_cancels > _STRAY_CANCELS else None
         except Exception as error:
             failure = _as_ours(error)
         finally:

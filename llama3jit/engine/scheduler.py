@@ -1,9 +1,10 @@
 """Which tokens go into the next forward pass, and what becomes of its logits.
 
-First come, first served. A sequence is admitted when the blocks for all the tokens it may ever hold
-(prompt + max_tokens, at most n_ctx) are free, and keeps them to its end: nothing that runs ever
-waits for memory. A step takes one token of every decoding sequence, then fills up with prefill
-chunks. One thread's business; the engine's thread owns it.
+First come, first served. A sequence is admitted when blocks for its tokens are free, and one more
+for each that runs already. When the blocks run out, the newest sequence gives its own back and
+waits; its tokens are computed again later, which changes nothing, as results depend on positions
+alone. A step takes one token of every decoding sequence, then fills up with prefill chunks. One
+thread's business; the engine's thread owns it.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ class Scheduler:
         for sequence in [s for s in (*self.waiting, *self.running) if s.cancelled]:
             self.finish(sequence, "cancelled")
         self._admit()
+        self._extend_tables()
         if not self.running:
             return None
         if all(s.pending == 1 and s.request.visit is None for s in self.running):
@@ -117,14 +119,40 @@ class Scheduler:
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._most:
             sequence = self.waiting[0]
-            count = -(-sequence.capacity // self.limits.block_tokens)
-            if count > self.pool.n_free:
+            count = self._blocks_for(len(sequence.tokens))
+            spare = self.pool.n_free - count
+            if spare < 0 or (self.running and spare < len(self.running)):
                 return
             self.waiting.popleft()
             sequence.block_table = self.pool.allocate(count)
-            sequence.block_row = np.array([sequence.block_table], np.int32)
-            sequence.admitted = time.perf_counter()
+            sequence.block_row = np.zeros((1, self._blocks_for(sequence.capacity)), np.int32)
+            sequence.block_row[0, :count] = sequence.block_table
+            sequence.admitted = sequence.admitted or time.perf_counter()
             self.running.append(sequence)
+
+    def _extend_tables(self) -> None:
+        """Give each sequence, oldest first, the block that its newest token needs."""
+        i = 0
+        while i < len(self.running):
+            sequence = self.running[i]
+            held = len(sequence.block_table)
+            if len(sequence.tokens) <= held * self.limits.block_tokens:
+                i += 1
+            elif self.pool.n_free:
+                sequence.block_table += self.pool.allocate(1)
+                sequence.block_row[0, held] = sequence.block_table[held]
+            else:
+                self._preempt(self.running[-1])
+
+    def _preempt(self, sequence: SequenceState) -> None:
+        self.running.remove(sequence)
+        self.pool.free(sequence.block_table)
+        sequence.block_table = []
+        sequence.computed = 0
+        self.waiting.appendleft(sequence)
+
+    def _blocks_for(self, n_tokens: int) -> int:
+        return -(-n_tokens // self.limits.block_tokens)
 
     def _pieces(self) -> Iterator[tuple[SequenceState, Piece]]:
         """Decoding sequences first, one token each, then prefill chunks in order of arrival."""
@@ -135,7 +163,7 @@ class Scheduler:
         for sequence in decoding + filling:
             n, logits = sequence.pending, "last"
             if sequence.request.visit is not None:
-                unseen = sequence.request.visit_from - sequence.computed
+                unseen = sequence.visited - sequence.computed
                 n, logits = (min(n, unseen), "none") if unseen > 0 else (min(n, rows_left), "all")
             if n > tokens_left:
                 n, logits = tokens_left, "none" if logits == "last" else logits
@@ -151,7 +179,7 @@ class Scheduler:
         return Piece(
             tokens=sequence.tokens[sequence.computed : end],
             position=sequence.computed,
-            block_table=sequence.block_table[: -(-end // self.limits.block_tokens)],
+            block_table=sequence.block_table[: self._blocks_for(end)],
             logits=logits,  # type: ignore[arg-type]
         )
 
@@ -159,13 +187,13 @@ class Scheduler:
         """What make_batch makes of one token of every running sequence, at less cost."""
         lengths = [len(s.tokens) for s in self.running]
         count = len(lengths)
-        width = -(-max(lengths) // self.limits.block_tokens)
+        width = self._blocks_for(max(lengths))
         if count == 1:
             tables = self.running[0].block_row[:, :width]
         else:
             tables = np.zeros((count, width), np.int32)
             for table, sequence, length in zip(tables, self.running, lengths, strict=True):
-                used = -(-length // self.limits.block_tokens)
+                used = self._blocks_for(length)
                 table[:used] = sequence.block_row[0, :used]
         context_lens = np.array(lengths, np.int32)
         starts = np.arange(count + 1, dtype=np.int32)
@@ -195,5 +223,6 @@ class Scheduler:
         assert sequence.request.visit is not None
         if len(rows):
             sequence.request.visit(first, rows)
+            sequence.visited = first + len(rows)
         if sequence.pending == 0:
             self.finish(sequence, "stop")

@@ -105,9 +105,10 @@ class SequenceState:
     seed: int
     submitted: float  # time.perf_counter()
     tokens: list[int]  # the prompt and what was generated
-    capacity: int  # tokens that the reserved blocks must hold; generation ends there
+    capacity: int  # tokens at which generation ends
+    visited: int  # positions before this one have been visited, or need not be
     computed: int = 0  # tokens whose keys and values are in the cache
-    admitted: float = 0.0
+    admitted: float = 0.0  # when it first ran
     block_table: list[int] = field(default_factory=list)
     block_row: NDArray[np.int32] = field(default_factory=lambda: np.zeros((1, 0), np.int32))
     cancelled: bool = False  # set by any thread, read by the engine's

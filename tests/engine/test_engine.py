@@ -149,6 +149,24 @@ def test_eight_threads_get_the_texts_that_they_get_alone(make, blocks):
         assert results[i] == (expected(prompts[i], params[i], i, n), "length")
 
 
+def test_sequences_that_outgrow_the_cache_wait_and_give_the_same_text(make):
+    engine = make(n_blocks=40)  # eight sequences of 32 blocks want 256
+    handles = [engine.submit(Request([i] * (3 + 9 * i), SamplingParams(seed=i))) for i in range(8)]
+    seen = []
+    scorer = engine.submit(Request([9] * 128, visit=lambda at, rows: seen.append((at, len(rows)))))
+    for i, handle in enumerate(handles):
+        n = 128 - (3 + 9 * i)
+        tokens = [event.token for event in handle]
+        assert tokens == expected([i] * (3 + 9 * i), SamplingParams(), i, n)
+    assert list(scorer) == []
+    assert sum(n for _, n in seen) == 128
+    assert [at for at, _ in seen] == list(np.cumsum([0, *(n for _, n in seen[:-1])]))
+    batches = engine.runner.batches
+    assert max(len(b.context_lens) for b in batches) >= 3  # they did run side by side
+    starts = sum(int((b.positions == 0).sum()) for b in batches)
+    assert starts > 9  # and some began again
+
+
 def test_sequences_share_a_pass_and_a_long_prompt_does_not_stop_the_others(make):
     gate = threading.Event()
     engine = make(before=lambda batch: gate.wait(10))
@@ -168,7 +186,7 @@ def test_sequences_share_a_pass_and_a_long_prompt_does_not_stop_the_others(make)
 def test_admission_is_first_come_first_served(make):
     gate = threading.Event()
     engine = make(before=lambda batch: gate.wait(10), n_blocks=10, n_ctx=40)
-    wide = [engine.submit(Request([i] * 20, SamplingParams(max_tokens=20))) for i in (1, 2)]
+    wide = [engine.submit(Request([i] * 24, SamplingParams(max_tokens=5))) for i in (1, 2)]
     narrow = engine.submit(Request([3], SamplingParams(max_tokens=2)))
     gate.set()
     for handle in (*wide, narrow):
@@ -198,18 +216,15 @@ def test_cancel_ends_a_running_pass_at_once(make, prompt):
 
 def test_cancel_leaves_others_of_the_pass_alone(make):
     gate = threading.Event()
-    engine = make(before=lambda batch: gate.wait(10))
-    first = engine.submit(Request([1], SamplingParams(max_tokens=20)))
-    wait_for(lambda: engine.runner.batches)
-    second = engine.submit(Request([2], SamplingParams(max_tokens=20)))
-    gate.set()
-    next(iter(second))
-    gate.clear()
+    engine = make(before=lambda batch: len(engine.runner.batches) < 7 or gate.wait(10))
+    first = engine.submit(Request([1], SamplingParams(max_tokens=90)))
+    second = engine.submit(Request([2], SamplingParams(max_tokens=100)))
+    wait_for(lambda: len(engine.runner.batches) == 7)
     second.cancel()
     assert not engine.runner.cancelled.is_set()
     gate.set()
-    assert len(list(first)) == 20
-    assert len(list(second)) < 20
+    assert len(list(first)) == 90
+    assert len(list(second)) < 10
     assert second.finish.reason == "cancelled"
 
 
@@ -236,7 +251,17 @@ def test_a_failing_pass_ends_its_sequences_and_nothing_else(make):
         assert run(engine, [1], SamplingParams(max_tokens=4, seed=1))[1] == "length"
 
 
-def test_a_pass_that_is_cancelled_for_no_reason_is_an_error(make):
+def test_a_pass_that_another_cancelled_runs_again(make):
+    def before(batch):
+        if len(engine.runner.batches) % 3:
+            raise CancelledError("meant for another")
+
+    engine = make(before=before)
+    params = SamplingParams(max_tokens=9, seed=2)
+    assert run(engine, [1] * 20, params)[0] == expected([1] * 20, params, 2, 9)
+
+
+def test_a_pass_that_is_always_cancelled_is_an_error(make):
     def before(batch):
         raise CancelledError("out of the blue")
 
