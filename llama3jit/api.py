@@ -46,7 +46,7 @@ def load(
     the memory allow.  threads: None takes the physical cores that this process may use.
     precision: "fast" (int8 activations) or "exact" (f32).  chat_template: jinja text, or the name
     of a built-in template, in place of the file's.  max_sequences: how many calls from several
-    threads run in one batch.  progress: called with (what, done, total) while something takes long.
+    threads run in one batch.  progress: called with (done, total, name) while kernels compile.
 
     Raises ModelNotFoundError, ModelFormatError, UnsupportedError (an architecture or a tensor type,
     before anything large is read), MemoryLimitError, DeviceError, InvalidArgumentError.

@@ -12,8 +12,8 @@ from llama3jit.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from llama3jit.engine.sequence import SamplingParams
 
-# Called while a model loads: what is done, how many of it are, how many there are.
-Progress = Callable[[str, int, int], None]
+# Called while kernels compile: how many are done, how many there are, the name of the last.
+Progress = Callable[[int, int, str], None]
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]  # {"role": "user", "content": "..."}, as templates take them
 

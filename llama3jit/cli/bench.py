@@ -107,6 +107,7 @@ def measured(
     from llama3jit import bench as measuring
     from llama3jit.cli.loading import Progress, model_or_default
     from llama3jit.devices.choose import open_runner
+    from llama3jit.devices.cpu.threads import thread_count
     from llama3jit.files.gguf import open_gguf
     from llama3jit.files.store import resolve
     from llama3jit.model.config import read_config
@@ -128,7 +129,7 @@ def measured(
         shown.clear()
         print(f"loaded in {time.perf_counter() - began:.2f} s", file=sys.stderr)
         try:
-            used = getattr(runner, "threads", threads or 0)
+            used = 1 if device == "reference" else thread_count(threads)
             about = measuring.describe(gguf, runner, threads=used, kv_dtype=kv_dtype, device=device)
             first = gguf.metadata.get("tokenizer.ggml.bos_token_id")
             for test in tests:

@@ -46,21 +46,21 @@ def model_or_default(model: str | None) -> "str | Path":
 
 
 class Progress:
-    """Shows (what, done, total) on stderr: one line that is rewritten on a terminal, else a line
-    when something begins."""
+    """Shows on stderr how far the compiling of kernels is: a line that is rewritten on a terminal,
+    else one line."""
 
     def __init__(self) -> None:
         self._width = 0
-        self._last = ""
+        self._begun = False
 
-    def __call__(self, what: str, done: int, total: int) -> None:
+    def __call__(self, done: int, total: int, name: str) -> None:
         if sys.stderr.isatty():
-            line = f"{what} {done}/{total}" if total else what
+            line = f"compiling kernels, once: {done}/{total} {name}"
             print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
             self._width = max(self._width, len(line))
-        elif what != self._last:
-            print(f"{what} ..." if not total else f"{what} ({total}) ...", file=sys.stderr)
-        self._last = what
+        elif not self._begun:
+            print(f"compiling {total} kernels, once ...", file=sys.stderr, flush=True)
+        self._begun = True
 
     def clear(self) -> None:
         """Remove the line."""

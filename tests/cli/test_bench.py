@@ -110,7 +110,6 @@ def model(tmp_path, monkeypatch):
     def open_runner(gguf, config, **options):
         limits = Limits(VOCAB, options["n_ctx"], 16, 1, 8, 4, -(-options["n_ctx"] // 4))
         runner = ScriptedRunner(lambda history: np.zeros(VOCAB, np.float32), limits)
-        runner.threads = options["threads"] or 2
         opened.append((runner, options))
         return runner
 
