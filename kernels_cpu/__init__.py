@@ -6,4 +6,5 @@ TUNED = {
     "matmul": ("kernels_cpu.matmul", ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")),
     "matmul_int8": ("kernels_cpu.matmul", ("q4_0", "q4_1", "q8_0")),
     "quantize": ("kernels_cpu.quantize", ("",)),
+    "swiglu": ("kernels_cpu.swiglu", ("",)),
 }

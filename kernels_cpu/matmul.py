@@ -22,6 +22,7 @@ from kernels_cpu.simd import (
     load_u8,
     mul,
     nibbles,
+    prefetch,
     splat_f32,
     splat_i32,
     spread_f32,
@@ -39,6 +40,8 @@ GROUPS = 2  # groups of 16 rows in a tile, so 32 rows to an item
 # Tokens of a large tile: with 32 registers 24 hold sums; fewer and narrower ones hold less.
 TOKENS = 6 if features.has("avx512f") else 2
 SUMS = TOKENS * GROUPS
+LINE = 64  # bytes of a cache line
+AHEAD = 8192  # bytes
 PART = 96  # tokens of an item: their activations stay near while the rows pass by
 
 
@@ -77,8 +80,12 @@ def int8_tile(out, weight, xq, xs, xsum, xtotal, first, t):
         totals[i] = splat_f32(np.float32(0.0))
     dots = i32_registers(SUMS)
     for b in range(blocks):
-        low = base + b * TILE
-        high = low + blocks * TILE
+        low = base + b * 2 * TILE
+        high = low + TILE
+        if TOKENS < 4:
+            # So few tokens wait for memory: ask for what comes after this tile's rows.
+            for line in range(2 * TILE // LINE):
+                prefetch(weight, low + AHEAD + line * LINE)
         for i in range(TOKENS):
             start = splat_i32(np.int32(-ZERO) * xsum[t + i, b])
             dots[2 * i] = start
@@ -148,8 +155,8 @@ def integer_columns(totals, weight, x, first, t):
     m_low = splat_f32(np.float32(0.0))
     m_high = m_low
     for b in range(blocks):
-        low = base + b * TILE
-        high = low + blocks * TILE
+        low = base + b * 2 * TILE
+        high = low + TILE
         d_low = load_half(weight, low)
         d_high = load_half(weight, high)
         if MINIMA:
@@ -171,8 +178,9 @@ def float_columns(totals, weight, x, first, t):
     """Add to the totals all columns of a weight of plain floats."""
     n_k = x.shape[1]
     for k in range(n_k):
-        w_low = load_value(weight, (first * n_k + k * LANES) * VALUE_BYTES)
-        w_high = load_value(weight, ((first + LANES) * n_k + k * LANES) * VALUE_BYTES)
+        at = (first * n_k + k * 2 * LANES) * VALUE_BYTES
+        w_low = load_value(weight, at)
+        w_high = load_value(weight, at + LANES * VALUE_BYTES)
         for i in range(TOKENS):
             spread = spread_f32(x, (t + i) * n_k + k)
             totals[2 * i] = fma(w_low, spread, totals[2 * i])

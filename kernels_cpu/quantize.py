@@ -5,16 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_cpu.simd import (
-    absolute,
-    largest_of,
+    largest_of_i32,
     load_f32,
-    maximum,
+    magnitude_bits,
+    maximum_i32,
     mul,
     round_to_i32,
     splat_f32,
     store_i8,
     sum_of_i32,
 )
+from llama3jit.ops.bits import bits_to_float
 from llama3jit.ops.op import AS_WRITTEN, op
 
 
@@ -36,7 +37,9 @@ def quantize(
             at = t * x.shape[1] + 32 * b
             first = load_f32(x, at)
             second = load_f32(x, at + 16)
-            scale = largest_of(maximum(absolute(first), absolute(second))) / np.float32(127.0)
+            # Found among bits, so that a NaN is the largest and makes the scale NaN.
+            bits = maximum_i32(magnitude_bits(first), magnitude_bits(second))
+            scale = bits_to_float(largest_of_i32(bits)) / np.float32(127.0)
             inverse = np.float32(0.0)
             if scale > np.float32(0.0):
                 inverse = np.float32(1.0) / scale

@@ -145,6 +145,21 @@ load_bfloat = _loader(
 )
 
 
+@intrinsic
+def prefetch(typing_context, array, offset):
+    """Ask for the cache line of element `offset`; it need not be inside the array."""
+
+    def generate(context, builder, signature, arguments):
+        pointer = _address(context, builder, signature.args[0], *arguments, INT8)
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, INT32, INT32, INT32])
+        name = "llvm.prefetch.p0"
+        request = cgutils.get_or_insert_function(builder.module, kind, name)
+        builder.call(request, [pointer, INT32(0), INT32(3), INT32(1)])
+        return context.get_dummy_value()
+
+    return types.void(array, types.intp), generate
+
+
 def _splat(builder, value, n=LANES):
     """The value in every lane."""
     vector = lanes_of(value.type, n)
@@ -249,7 +264,7 @@ mul = _binary(f32x16, lambda b, x, y: b.fmul(x, y))
 add = _binary(f32x16, lambda b, x, y: b.fadd(x, y))
 sub = _binary(f32x16, lambda b, x, y: b.fsub(x, y))
 div = _binary(f32x16, lambda b, x, y: b.fdiv(x, y))
-# For numbers: a NaN in x is lost, one in y kept.
+# One instruction each: of a NaN and a number they give y.
 maximum = _binary(f32x16, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y))
 minimum = _binary(f32x16, lambda b, x, y: b.select(b.fcmp_ordered("<", x, y), x, y))
 
@@ -344,14 +359,6 @@ def _dot4_widened(builder, total, u, s):
 
 
 @intrinsic
-def absolute(typing_context, x):
-    def generate(context, builder, signature, arguments):
-        return _call(builder, "llvm.fabs.v16f32", lanes_of(FLOAT), *arguments)
-
-    return f32x16(f32x16), generate
-
-
-@intrinsic
 def round_to_i32(typing_context, x):
     """To the nearest whole number, halves to even; the numbers must fit."""
 
@@ -393,6 +400,21 @@ def _folder(vector, scalar, combine):
     return fold
 
 
+@intrinsic
+def magnitude_bits(typing_context, x):
+    """The bits of |x|: as whole numbers they are ordered as the magnitudes are, NaN above all."""
+
+    def generate(context, builder, signature, arguments):
+        bits = builder.bitcast(arguments[0], lanes_of(INT32))
+        return builder.and_(bits, ir.Constant(bits.type, [0x7FFFFFFF] * LANES))
+
+    return i32x16(f32x16), generate
+
+
+maximum_i32 = _binary(i32x16, lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y))
+largest_of_i32 = _folder(
+    i32x16, types.int32, lambda b, x, y: b.select(b.icmp_signed(">", x, y), x, y)
+)
 largest_of = _folder(
     f32x16, types.float32, lambda b, x, y: b.select(b.fcmp_ordered(">", x, y), x, y)
 )

@@ -2,9 +2,10 @@
 
 A tile holds 32 columns of 16 rows: the rows' scales (f16), their minima where the format has them,
 then the values, 4 columns of each row after the other, so that 64 bytes hold 4 columns of 16 rows.
+Tiles of two groups of rows alternate, so that a kernel that works on 32 rows reads on and on.
 Nibbles keep their pairing: the low half of a byte is column j of a block, the high half j + 16.
 Bytes of Q8_0 are stored with 128 added, so that they are unsigned. Values of F32, F16 and BF16
-lie column by column, 16 rows each. Rows are padded to a multiple of 32, as if zero bytes followed.
+lie column by column, in the same way. Rows are padded to a multiple of 32, as if zero bytes followed.
 """
 
 from __future__ import annotations
@@ -43,7 +44,8 @@ def pack(packed: u8[size], weight: u8[N, row_bytes], items: size // (16 * row_by
         for r in range(LANES):
             n = group * LANES + r
             for b in range(row_bytes // block_bytes):
-                tile = (group * row_bytes + b * block_bytes) * LANES
+                tile = (group // 2 * row_bytes + b * block_bytes) * 2 * LANES
+                tile += group % 2 * block_bytes * LANES
                 for i in range(HEAD):
                     at = tile + (i // unit * LANES + r) * unit + i % unit
                     packed[at] = weight[n, b * block_bytes + i] if n < weight.shape[0] else 0
@@ -58,10 +60,12 @@ def pack_reference(packed, weight, variant):
     head, body, bias = LAYOUTS[variant].values()
     rows = np.zeros((packed.size // weight.shape[1], weight.shape[1]), np.uint8)
     rows[: len(weight)] = weight
-    blocks = rows.reshape(len(rows) // LANES, LANES, -1, head + body)
+    # [pair of groups, group, row, block, byte of the block]
+    blocks = rows.reshape(len(rows) // (2 * LANES), 2, LANES, -1, head + body)
     chunk = 4 if head else body
-    front = blocks[..., :head].reshape(*blocks.shape[:3], -1, 2) if head else blocks[..., :0, None]
-    back = (blocks[..., head:] + np.uint8(bias)).reshape(*blocks.shape[:3], -1, chunk)
-    tiles = [part.transpose(0, 2, 3, 1, 4) for part in (front, back)]
-    flat = [tile.reshape(*tile.shape[:2], -1) for tile in tiles if tile.size]
-    packed[:] = np.concatenate(flat, axis=2).reshape(-1)
+    front = blocks[..., :head].reshape(*blocks.shape[:4], head // 2, 2)
+    back = (blocks[..., head:] + np.uint8(bias)).reshape(*blocks.shape[:4], -1, chunk)
+    # [pair of groups, block, group, chunk, row, byte of the chunk]
+    tiles = [part.transpose(0, 3, 1, 4, 2, 5) for part in (front, back)]
+    flat = [tile.reshape(*tile.shape[:3], -1) for tile in tiles]
+    packed[:] = np.concatenate(flat, axis=3).reshape(-1)

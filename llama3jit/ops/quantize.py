@@ -19,7 +19,8 @@ def quantize(
     """Over each block of 32 values: xs = max |x| / 127, xq = round(x / xs), xsum = sum of xq,
     xtotal = xs * xsum.
 
-    Halves round to even. A block of zeros has the scale 0. K is a multiple of 32.
+    Halves round to even. A block of zeros has the scale 0, one with a NaN the scale NaN. K is a
+    multiple of 32.
     """
     blocks = xs.shape[1]
     for i in items:
@@ -27,7 +28,9 @@ def quantize(
         b = i % blocks
         largest = np.float32(0.0)
         for k in range(32 * b, 32 * b + 32):
-            largest = max(largest, abs(x[t, k]))
+            magnitude = abs(x[t, k])
+            if magnitude > largest or magnitude != magnitude:
+                largest = magnitude
         scale = largest / np.float32(127.0)
         inverse = np.float32(0.0)
         if scale > np.float32(0.0):

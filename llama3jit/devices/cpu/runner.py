@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from llama3jit.compile.library import Library, Progress
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
+from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import Dims, assemble
 from llama3jit.devices.cpu.lower import Lowered, lower
 from llama3jit.devices.cpu.pool import WALKER, Pool, get_pool
@@ -81,18 +83,23 @@ class CpuRunner:
             elif operand.kind != "packed":
                 shape = [int(self._sizes.get(str(dim), dim)) for dim in operand.shape]
                 self._arrays[name] = np.zeros(shape, DTYPES[operand.dtype])
+        shapes = {
+            name: tuple(int(dim) for dim in self.lowered.operands[name].shape)
+            for name in self.lowered.packed
+        }
+        arena = Arena([prod(shape) for shape in shapes.values()])
         for name, (weight, variant) in self.lowered.packed.items():
-            self._arrays[name] = self._packed(gguf, name, weight, variant)
+            self._arrays[name] = arena.take(shapes[name])
+            self._pack(gguf, name, weight, variant)
             gguf.release(weight)
 
-    def _packed(self, gguf: Any, name: str, weight: str, variant: str) -> NDArray[Any]:
+    def _pack(self, gguf: Any, name: str, weight: str, variant: str) -> None:
         packed_operand = self.lowered.operands[name]
         tensor = gguf.tensors[weight]
         n = int(tensor.shape[1])
         raw = Operand("weight", "u8", (n, tensor.nbytes // n))
-        packed = np.empty([int(dim) for dim in packed_operand.shape], np.uint8)
         row = Row("pack", {"packed": name, "weight": weight}, variant)
-        arrays = {name: packed, weight: weights.matrix(gguf, weight, raw)}
+        arrays = {name: self._arrays[name], weight: weights.matrix(gguf, weight, raw)}
         words = assemble(
             [row],
             [Unit(PACK_MODULE, "pack", variant)],
@@ -104,7 +111,6 @@ class CpuRunner:
         )
         assert self.pool is not None
         self.pool.run(words, 1, np.zeros(1, np.int64))
-        return packed
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""
