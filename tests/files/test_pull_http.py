@@ -31,6 +31,8 @@ class Server(ThreadingHTTPServer):
         self.cut = 0  # send no more than this many bytes of a body, once
         self.cut_always = False
         self.ranges, self.length = True, True
+        self.shift = 0  # by how much the start of a range is wrong
+        self.short = 0  # how many bytes at its end a range lacks, once
         self.fail: list[int] = []  # statuses to answer with first
         self.target = self.url() + "?token=secret"  # where /moved points
         self.asked: list[tuple[str, str | None]] = []
@@ -68,7 +70,9 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(206 if start else 200)
         if start:
             whole = len(server.body)
-            self.send_header("Content-Range", f"bytes {start}-{whole - 1}/{whole}")
+            first = start + server.shift
+            self.send_header("Content-Range", f"bytes {first}-{whole - 1}/{whole}")
+            body, server.short = body[: len(body) - server.short], 0
         if server.etag:
             self.send_header("ETag", server.etag)
         if server.length:
@@ -165,6 +169,19 @@ def test_http_drops_a_part_longer_than_the_file(store: Store, server: Server) ->
     with (store.root / f".{NAME}.part").open("ab") as part:
         part.write(b"rest")
     assert pull(server.url(), store=store).read_bytes() == RAW
+
+
+def test_http_another_range_than_asked_for(store: Store, server: Server) -> None:
+    server.cut, server.shift = 1 << 20, -1
+    with pytest.raises(DownloadError, match="the server sent another range than asked for"):
+        pull(server.url(), store=store)
+    assert store.models() == []
+
+
+def test_http_less_than_the_range_claims(store: Store, server: Server) -> None:
+    server.cut, server.short = 1 << 20, 7
+    assert pull(server.url(), store=store).read_bytes() == RAW
+    assert server.asked[-1][1] == f"bytes={len(RAW) - 7}-"
 
 
 def test_http_without_ranges(store: Store, server: Server) -> None:
