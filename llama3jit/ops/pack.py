@@ -5,7 +5,7 @@ then the values, 4 columns of each row after the other, so that 64 bytes hold 4 
 Tiles of two groups of rows alternate, so that a kernel that works on 32 rows reads on and on.
 Nibbles keep their pairing: the low half of a byte is column j of a block, the high half j + 16.
 Bytes of Q8_0 are stored with 128 added, so that they are unsigned. Values of F32, F16 and BF16
-lie column by column, in the same way. Rows are padded to a multiple of 32, as if zero bytes followed.
+lie column by column, in the same way. Rows are padded to a multiple of 32 by zero bytes.
 """
 
 from __future__ import annotations
