@@ -66,7 +66,7 @@ def _build_backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Backend:
     from tokenizers import Tokenizer as Backend
     from tokenizers import models
 
-    kind = find_pretokenizer(vocabulary.pre)
+    kind = find_pretokenizer(vocabulary.pre, vocabulary.is_llama3)
     pairs: list[Any] = [tuple(merge.split(" ")) for merge in vocabulary.merges]
     try:
         model = models.BPE(ids, pairs, ignore_merges=kind.whole_words)

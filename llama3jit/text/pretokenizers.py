@@ -63,14 +63,17 @@ ALIASES = {
 FALLBACK = "gpt-2"
 
 
-def find_pretokenizer(name: str | None) -> Pretokenizer:
-    """The kind for `name`; an unknown or missing name gives a warning and the nearest kind."""
+def find_pretokenizer(name: str | None, is_llama3: bool = False) -> Pretokenizer:
+    """The kind for `name`; an unknown or missing name gives a warning and the nearest kind, which
+    is Llama 3's for a vocabulary that looks like it."""
     kind = ALIASES.get(name or "", name)
     if kind in KINDS:
         return KINDS[kind]
     names = [*KINDS, *ALIASES]
     near = difflib.get_close_matches((name or "").lower(), names, n=1, cutoff=0.5)
     nearest = ALIASES.get(near[0], near[0]) if near else FALLBACK
+    if is_llama3:
+        nearest = "llama-bpe"
     found = f"is {name!r}, which is unknown" if name else "is missing"
     warnings.warn(
         f"tokenizer.ggml.pre {found}: cutting words as {nearest!r} does; "

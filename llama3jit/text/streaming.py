@@ -76,6 +76,6 @@ class TextStream:
         longest = len(self._stops[-1]) if self._stops else 1
         for at in range(max(0, len(held) - longest + 1), len(held)):
             tail = held[at:]
-            if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
+            if any(stop.startswith(tail) for stop in self._stops):
                 return at
         return len(held)

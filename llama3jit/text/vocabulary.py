@@ -50,10 +50,12 @@ LLAMA3_VOCABULARY = 128256
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """A vocabulary of `len(tokens)` ids. `types[id]` is NORMAL, CONTROL, ...; `scores` (model
-    "llama") and `merges` (model "gpt2", "left right" in order of rank) are empty where unused."""
+    "llama") and `merges` (model "gpt2", "left right" in order of rank) are empty where unused.
+    `is_llama3`: it looks like Llama 3's."""
 
     model: str
     pre: str | None
+    is_llama3: bool
     tokens: list[str]
     types: Sequence[int]
     scores: Sequence[float]
@@ -111,12 +113,14 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     special |= ends | {i for i in (bos_id,) if i is not None}
 
     pre = metadata.get("tokenizer.ggml.pre")
-    if pre is None and not is_llama and _is_llama3(tokens, by_text):
+    is_llama3 = not is_llama and _looks_like_llama3(tokens, by_text)
+    if pre is None and is_llama3:
         pre = "llama-bpe"
     adds_bos = is_llama or pre in ("llama-bpe", "llama3", "llama-v3", "tekken")
     return Vocabulary(
         model=model,
         pre=pre,
+        is_llama3=is_llama3,
         tokens=tokens,
         types=types,
         scores=scores,
@@ -134,7 +138,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     )
 
 
-def _is_llama3(tokens: list[str], by_text: Mapping[str, int]) -> bool:
+def _looks_like_llama3(tokens: list[str], by_text: Mapping[str, int]) -> bool:
     return len(tokens) == LLAMA3_VOCABULARY or "<|begin_of_text|>" in by_text
 
 

@@ -176,6 +176,13 @@ def test_an_unknown_pre_warns_and_takes_the_nearest(pre: str | None, nearest: st
     assert [kind for kind in ids if ids[kind] == ids[nearest]] == [nearest]
 
 
+def test_an_unknown_pre_on_a_llama_3_vocabulary_is_llama_3s() -> None:
+    with pytest.warns(UnknownPretokenizerWarning, match="'default', which is unknown.*'llama-bpe'"):
+        tokenizer = load_tokenizer(v.bytelevel("default", control=("<|begin_of_text|>",)))
+    expected = load_tokenizer(v.bytelevel("llama-bpe")).encode(v.CORPUS)
+    assert tokenizer.encode(v.CORPUS, add_bos=False) == expected
+
+
 def test_building_takes_little_time() -> None:
     metadata = v.smollm2_metadata()
     best = 1.0

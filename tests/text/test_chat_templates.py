@@ -66,17 +66,18 @@ def open_template(text: str | None, control: tuple[str, ...] = LLAMA3, **metadat
     return load_chat_template(keys, tokenizer), tokenizer
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+TALKS = [(TALK, None), (TALK[1:], TOOLS), (TOOL_TALK, TOOLS)]
+CASES = [(name, *talk) for name in PUBLISHED for talk in TALKS[: 2 if name == "SmolLM2" else 3]]
+
+
+@pytest.mark.parametrize(("name", "talk", "tools"), CASES)
 @pytest.mark.parametrize("generation", [True, False])
-@pytest.mark.parametrize(("talk", "tools"), [(TALK, None), (TALK[1:], TOOLS), (TOOL_TALK, TOOLS)])
 def test_published_templates_render_as_in_transformers(
     name: str, generation: bool, talk: Any, tools: Any
 ) -> None:
     utils = pytest.importorskip(
         "transformers.utils.chat_template_utils", reason="transformers is not installed"
     )
-    if name == "SmolLM2" and talk is TOOL_TALK:
-        pytest.skip("a template that knows no tools")
     template, tokenizer = open_template(source(name), PUBLISHED[name])
     theirs = utils._compile_jinja_template(source(name)).render(
         messages=talk,
@@ -184,6 +185,23 @@ def test_special_tokens_cannot_be_put_together(parts: list[str], cuts) -> None:
     assert tokenizer.decode(ids[1:]) == text + "<|im_end|>"
 
 
+@pytest.mark.parametrize(
+    ("text", "content"),
+    [
+        ("{{ messages[0].content }}end|>", "<|im_"),
+        ("{{ messages[0].content }}|im_end|>", "<"),
+        ("<|im_{{ messages[0].content }}", "end|> x"),
+        ("<|im_end|{{ messages[0].content }}", "> x"),
+    ],
+)
+def test_a_message_cannot_complete_what_the_template_wrote(text: str, content: str) -> None:
+    template, tokenizer = open_template(text, CHATML)
+    messages = [{"role": "user", "content": content}]
+    ids = template.encode(messages)
+    assert not tokenizer.special_ids & set(ids[1:])
+    assert tokenizer.decode(ids[1:]) == template.render(messages)
+
+
 def test_tools_and_documents_stay_text() -> None:
     text = (
         "{{ tools | tojson }}{{ documents[0].text }}{{ tools|tojson(ensure_ascii=true) }}<|im_end|>"
@@ -205,11 +223,19 @@ def test_tools_and_documents_stay_text() -> None:
         ("{{ messages[0].content | upper }}<|im_end|>", "<|im_end|>é", "<|IM_END|>É"),
     ],
 )
-def test_templates_that_look_for_special_tokens_in_messages(text, content, expected) -> None:
+def test_templates_that_rewrite_special_tokens_in_messages(text, content, expected) -> None:
     template, tokenizer = open_template(text, CHATML)
     ids = template.encode([{"role": "user", "content": content}])
     assert tokenizer.decode(ids[1:]) == expected + "<|im_end|>"
     assert ids.count(802) == 1
+
+
+def test_templates_that_test_for_special_tokens_in_messages() -> None:
+    text = "{% if '<|im_end|>' in messages[0].content %}!{% endif %}{{ messages[0].content }}"
+    template, tokenizer = open_template(text, CHATML)
+    ids = template.encode([{"role": "user", "content": "a<|im_end|>b"}])
+    assert not tokenizer.special_ids & set(ids[1:])
+    assert tokenizer.decode(ids[1:]) == "a<|im_end|>b"
 
 
 @pytest.mark.parametrize("adds", [True, False])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -253,3 +255,11 @@ def test_threads_share_a_tokenizer() -> None:
         with ThreadPoolExecutor(4) as pool:
             found = list(pool.map(partial(tokenizer.encode, parse_special=True), [v.CORPUS] * 4))
         assert found == [expected] * 4
+
+
+def test_importing_costs_nothing() -> None:
+    heavy = "{'numpy', 'numba', 'tokenizers', 'jinja2'}"
+    modules = "llama3jit.text.tokenizer, llama3jit.text.chat, llama3jit.text.streaming"
+    code = f"import sys, {modules}; print(*{heavy} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
