@@ -1,0 +1,201 @@
+"""llama3jit and llama.cpp in turn, on the same file, the same threads and in the same minutes.
+
+    python bench/peers_cpu.py --model MODEL --peer-python PATH [-p 512] [-n 128] [-d 0] [--json]
+
+Each side is a process that stays alive and runs one sample when told to. A pair is a sample of
+ours and one of theirs, each after an untimed run of the same kind; sides take turns at going first.
+What counts is the ratio of a pair. Other work on the machine slows both of its samples, but not
+alike: a thread that waits at a barrier for one that is not running loses more. So the table also
+says what share of its threads' time each side was running; below 0.95 the machine was not quiet.
+Random token ids, no sampling, no tokenising: llama-bench's method on both sides.
+
+llama.cpp comes from llama-cpp-python's source distribution. A native build takes up AMX where the
+processor names it, and dies of SIGILL on hosts that do not let it run, so the instruction sets are
+spelled out (about 10 minutes on two cores):
+
+    python -m venv peer
+    CMAKE_ARGS="-DGGML_NATIVE=OFF -DGGML_AVX=ON -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON \\
+      -DGGML_BMI2=ON -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON -DGGML_AVX512_VNNI=ON \\
+      -DGGML_AVX512_BF16=ON -DGGML_AMX_TILE=OFF -DGGML_AMX_INT8=OFF -DGGML_AMX_BF16=OFF \\
+      -DLLAVA_BUILD=OFF" \\
+      peer/bin/pip install --no-binary llama-cpp-python 'llama-cpp-python==0.3.36'
+
+and then --peer-python peer/bin/python.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from llama3jit.bench import Test, parse_numbers, plan_tests
+from llama3jit.errors import Llama3JitError
+from llama3jit.files.store import resolve
+
+HERE = Path(__file__).parent
+
+
+class Side:
+    """A process that measures."""
+
+    def __init__(self, python: str, script: str, model: Path, n_ctx: int, threads: int) -> None:
+        self.script = script
+        self._complaint = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the side)
+        command = [python, str(HERE / script), str(model), str(n_ctx), str(threads)]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._complaint,
+            text=True,
+            cwd=HERE.parent,
+        )
+        self.about: dict[str, str] = self._answer()
+
+    def rate(self, test: Test) -> tuple[float, float]:
+        """Tokens per second of one sample, and the share of time that the process was running."""
+        asked = {"n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.n_depth}
+        assert self._process.stdin is not None
+        print(json.dumps(asked), file=self._process.stdin, flush=True)
+        answer = self._answer()
+        return (test.n_prompt + test.n_gen) * 1e9 / answer["ns"], answer["share"]
+
+    def close(self) -> None:
+        """End the process."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait(60)
+
+    def _answer(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if line:
+            return json.loads(line)
+        status = self._process.wait()
+        self._complaint.seek(0)
+        words = self._complaint.read().strip().splitlines()[-5:]
+        raise SystemExit(f"{self.script} ended with status {status}:\n" + "\n".join(words))
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A test: tokens per second of both sides and the shares of time, pair by pair."""
+
+    test: str
+    ours: list[tuple[float, float]]
+    theirs: list[tuple[float, float]]
+
+    @property
+    def ratios(self) -> list[float]:
+        return [a / b for (a, _), (b, _) in zip(self.ours, self.theirs, strict=True)]
+
+
+def compare(ours: Side, theirs: Side, test: Test, pairs: int) -> Line:
+    """Pairs of samples; who goes first changes from pair to pair."""
+    line = Line(test.name, [], [])
+    for i in range(pairs):
+        turn = [(ours, line.ours), (theirs, line.theirs)]
+        for side, rates in turn if i % 2 == 0 else reversed(turn):
+            rates.append(side.rate(test))
+        print(f"{test.name}: pair {i + 1} of {pairs}: {line.ratios[-1]:.2f}", file=sys.stderr)
+    return line
+
+
+def commit() -> str:
+    """The checkout's, with a + if files differ from it."""
+    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
+    found = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
+    return found.stdout.strip() or "unknown"
+
+
+def markdown(lines: list[Line], about: dict[str, Any]) -> str:
+    """The table and what it was measured on."""
+    text = [
+        "| test | llama3jit t/s | llama.cpp t/s | ratio | lowest | highest | running |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    for line in lines:
+        (a, a_ran), (b, b_ran) = (middle(side) for side in (line.ours, line.theirs))
+        ratio = statistics.median(line.ratios)
+        text.append(
+            f"| {line.test} | {a:.1f} | {b:.1f} | {ratio:.2f} | {min(line.ratios):.2f} "
+            f"| {max(line.ratios):.2f} | {a_ran:.2f}, {b_ran:.2f} |"
+        )
+    text += ["", "; ".join(f"{key}: {value}" for key, value in about.items())]
+    return "\n".join(text)
+
+
+def middle(samples: list[tuple[float, float]]) -> list[float]:
+    """Medians of the rates and of the shares."""
+    return [statistics.median(column) for column in zip(*samples, strict=True)]
+
+
+def options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Compare with llama.cpp on the CPU.")
+    parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or a GGUF file")
+    parser.add_argument("--peer-python", required=True, help="an interpreter with llama_cpp")
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--n-prompt", "-p", default="512", help="lengths, as `llama3jit bench`")
+    parser.add_argument("--n-gen", "-n", default="128")
+    parser.add_argument("--n-depth", "-d", default="0")
+    parser.add_argument("--threads", "-t", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="every sample, as JSON")
+    return parser.parse_args()
+
+
+def check_peer(python: str) -> None:
+    """Leave with the build command if the peer is not there."""
+    try:
+        found = subprocess.run([python, "-c", "import llama_cpp"], capture_output=True, text=True)
+        problem = found.stderr.strip().splitlines()[-1:] if found.returncode else []
+    except OSError as error:
+        problem = [str(error)]
+    if problem:
+        built = (__doc__ or "").split("\n\n")[-2]
+        raise SystemExit(f"{python} has no llama_cpp ({problem[0]}). To build it:\n\n{built}")
+
+
+def main() -> None:
+    given = options()
+    check_peer(given.peer_python)
+    tests = plan_tests(
+        list(parse_numbers(given.n_prompt)),
+        list(parse_numbers(given.n_gen)),
+        list(parse_numbers(given.n_depth)),
+    )
+    try:
+        model = Path(resolve(given.model))
+    except Llama3JitError as error:
+        raise SystemExit(str(error)) from None
+    n_ctx = max(test.n_ctx for test in tests)
+    ours = Side(sys.executable, "side_llama3jit.py", model, n_ctx, given.threads)
+    theirs = Side(given.peer_python, "side_llama_cpp.py", model, n_ctx, given.threads)
+    lines = [compare(ours, theirs, test, given.pairs) for test in tests]
+    about = {
+        "model": model.name,
+        "machine": ours.about["cpu"],
+        "threads": given.threads,
+        "pairs": given.pairs,
+        "commit": commit(),
+        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        ours.about["name"]: ours.about["build"],
+        theirs.about["name"]: theirs.about["build"],
+    }
+    ours.close()
+    theirs.close()
+    if given.json:
+        print(json.dumps({**about, "tests": [asdict(line) for line in lines]}, indent=2))
+    else:
+        print(markdown(lines, about))
+
+
+if __name__ == "__main__":
+    main()
