@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from functools import cached_property
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
 from llama3jit.arguments import Messages, Progress, Prompt, Sampling, as_ids, split_sampling
@@ -52,7 +53,6 @@ def load(
     before anything large is read), MemoryLimitError, DeviceError, InvalidArgumentError.
     """
     from llama3jit.devices.choose import open_runner
-    from llama3jit.engine.engine import Engine
     from llama3jit.files.gguf import open_gguf
     from llama3jit.files.store import resolve
     from llama3jit.model.config import read_config
@@ -60,8 +60,14 @@ def load(
 
     began = time.perf_counter()
     gguf = open_gguf(resolve(path_or_name))
-    # The tokenizer takes long to build and needs none of the weights.
-    tokenizer = _Background(lambda: load_tokenizer(gguf.metadata))
+
+    def build_tokenizer() -> Tokenizer:
+        built = load_tokenizer(gguf.metadata)
+        import_module("llama3jit.text.sandbox")  # jinja2: the first chat would wait for it
+        return built
+
+    # It takes long and needs none of the weights; NumPy, which the rest imports, comes after it.
+    tokenizer = _Background(build_tokenizer)
     runner = None
     try:
         config = read_config(gguf)
@@ -84,6 +90,8 @@ def load(
         tokenizer.join()
         gguf.close()
         raise
+    from llama3jit.engine.engine import Engine
+
     engine = Engine(runner, on_close=gguf.close)
     return Llama(engine, ready, gguf.metadata, chat_template, time.perf_counter() - began)
 
