@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
 from llama3jit.arguments import Messages, Progress, Prompt, Sampling, as_ids, split_sampling
-from llama3jit.results import Result, Score, Stats, StreamPart
+from llama3jit.background import Background
+from llama3jit.results import Result, Score, StreamPart, make_stats
 from llama3jit.scoring import score_tokens
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Mapping, Sequence
+    from collections.abc import Generator, Mapping, Sequence
     from pathlib import Path
     from types import TracebackType
 
     import numpy as np
     from numpy.typing import NDArray
 
-    from llama3jit.engine.engine import Engine, Handle
+    from llama3jit.engine.engine import Engine
     from llama3jit.engine.sequence import Request, TokenEvent, Visit
     from llama3jit.text.chat import ChatTemplate
     from llama3jit.text.streaming import TextStream
@@ -67,7 +67,7 @@ def load(
         return built
 
     # It takes long and needs none of the weights; NumPy, which the rest imports, comes after it.
-    tokenizer = _Background(build_tokenizer)
+    tokenizer = Background(build_tokenizer)
     runner = None
     try:
         config = read_config(gguf)
@@ -245,7 +245,13 @@ class Llama:
             prompt_tokens=len(request.tokens),
             completion_tokens=len(events),
             seed=handle.seed,
-            stats=_stats(handle, len(request.tokens), events, self._load_s),
+            stats=make_stats(
+                load_s=self._load_s,
+                submitted=handle.submitted,
+                admitted=handle.admitted,
+                token_times=[event.time for event in events],
+                prompt_tokens=len(request.tokens),
+            ),
             logprobs=[e.logprob or 0.0 for e in events] if request.params.logprobs else None,
         )
         yield StreamPart(texts[-1], None, result)
@@ -257,35 +263,6 @@ class Llama:
                 pass
         finally:
             handle.cancel()
-
-
-class _Background:
-    """A function's result, worked out in a thread."""
-
-    def __init__(self, work: Callable[[], Any]) -> None:
-        self._work = work
-        self._value: Any = None
-        self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="llama3jit-tokenizer", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def join(self) -> None:
-        if self._thread.ident is not None:
-            self._thread.join()
-
-    def result(self) -> Any:
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._value
-
-    def _run(self) -> None:
-        try:
-            self._value = self._work()
-        except BaseException as error:
-            self._error = error
 
 
 def _visit_request(tokens: list[int], visit: Visit, visit_from: int = 0) -> Request:
@@ -304,20 +281,3 @@ def _last(parts: Parts) -> Result:
         result = part.result
     assert result is not None
     return result
-
-
-def _stats(handle: Handle, n_prompt: int, events: list[TokenEvent], load_s: float) -> Stats:
-    end = events[-1].time if events else time.perf_counter()
-    first = events[0].time if events else None
-    return Stats(
-        load_s=load_s,
-        queue_s=handle.admitted - handle.submitted,
-        ttft_s=None if first is None else first - handle.submitted,
-        total_s=end - handle.submitted,
-        prefill_tokens_per_s=_rate(n_prompt, None if first is None else first - handle.admitted),
-        decode_tokens_per_s=_rate(len(events) - 1, None if first is None else end - first),
-    )
-
-
-def _rate(count: int, seconds: float | None) -> float | None:
-    return count / seconds if seconds and count > 0 else None

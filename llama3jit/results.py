@@ -63,3 +63,28 @@ class Score:
     tokens: int
     nll: float
     perplexity: float
+
+
+def make_stats(
+    *,
+    load_s: float,
+    submitted: float,
+    admitted: float,
+    token_times: list[float],
+    prompt_tokens: int,
+) -> Stats:
+    """The figures of a request from its times, all of one clock and in seconds."""
+    first = token_times[0] if token_times else None
+    last = token_times[-1] if token_times else admitted
+    return Stats(
+        load_s=load_s,
+        queue_s=admitted - submitted,
+        ttft_s=None if first is None else first - submitted,
+        total_s=last - submitted,
+        prefill_tokens_per_s=None if first is None else _rate(prompt_tokens, first - admitted),
+        decode_tokens_per_s=None if first is None else _rate(len(token_times) - 1, last - first),
+    )
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return count / seconds if count > 0 and seconds > 0 else None
