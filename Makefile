@@ -1,5 +1,6 @@
 PYTHON ?= python3
 VENV   ?= .venv
+MODEL  ?= smollm2-135m-instruct
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
@@ -8,38 +9,55 @@ BIN    := $(VENV)/bin
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
-$(VENV)/.installed: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --editable .
-	@touch $@
+# A whole environment has a python that starts and a pip with its record; else it is made again.
+# What an interrupted install left behind looks installed, so it is installed over.
+define install
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo 'Python 3.11 or newer is needed: make PYTHON=python3.12 ...' >&2; exit 1; }
+	@$(BIN)/python -c 'from importlib.metadata import files; import pip; assert files("pip")' \
+	    2>/dev/null || { echo 'making $(VENV)'; \
+	  rm -rf $(BIN)/python* $(VENV)/lib/python*/site-packages/pip*; $(PYTHON) -m venv $(VENV); }
+	@echo 'installing $(1) into $(VENV), a minute or two the first time'
+	@again=; test ! -e $(VENV)/.unfinished || again=--ignore-installed; touch $(VENV)/.unfinished; \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check $$again --editable '$(1)'
+	@rm -f $(VENV)/.unfinished; touch $@
+endef
 
-$(VENV)/.test-installed: $(VENV)/.installed
-	$(BIN)/python -m pip install --quiet --editable '.[test]'
-	@touch $@
+$(VENV)/.installed: pyproject.toml
+	$(call install,.)
+
+$(VENV)/.test-installed: pyproject.toml
+	$(call install,.[test])
+	@touch $(VENV)/.installed
+
+# A python that is gone (another version was installed, the folder was moved) is no environment.
+ifneq ($(shell $(BIN)/python -c 'print(1)' 2>/dev/null),1)
+.PHONY: $(VENV)/.installed $(VENV)/.test-installed
+endif
 
 chat: $(VENV)/.installed  ## install, fetch the default model, chat
-	@$(BIN)/llama3jit pull smollm2-135m-instruct
-	@$(BIN)/llama3jit chat smollm2-135m-instruct
+	@$(BIN)/python -m llama3jit pull $(MODEL) >/dev/null
+	@$(BIN)/python -m llama3jit chat $(MODEL)
 
 test: $(VENV)/.test-installed  ## run the tests
-	$(BIN)/python -m pytest -q -m 'not slow and not gpu'
+	@$(BIN)/python -m pytest -q -m 'not slow and not gpu'
 
 lint: $(VENV)/.test-installed  ## ruff and mypy
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
+	@$(BIN)/python -m ruff format --check .
+	@$(BIN)/python -m ruff check .
+	@$(BIN)/python -m mypy
 
 fmt: $(VENV)/.test-installed  ## format
-	$(BIN)/ruff format .
-	$(BIN)/ruff check --fix .
+	@$(BIN)/python -m ruff format .
+	@$(BIN)/python -m ruff check --fix .
 
 bench: $(VENV)/.installed  ## speed of the default model
-	@$(BIN)/llama3jit pull smollm2-135m-instruct
-	@$(BIN)/llama3jit bench smollm2-135m-instruct
+	@$(BIN)/python -m llama3jit pull $(MODEL) >/dev/null
+	@$(BIN)/python -m llama3jit bench $(MODEL)
 
 docs: $(VENV)/.installed  ## rewrite the generated parts of docs/
-	$(BIN)/python docs/generate.py
+	@$(BIN)/python docs/generate.py
 
 clean:  ## remove what the targets made (models and compiled kernels in the user's cache stay)
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
-	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
