@@ -17,6 +17,7 @@ from kernels_cpu.simd import (
 )
 from llama3jit.ops.bits import bits_to_float
 from llama3jit.ops.op import AS_WRITTEN, op
+from llama3jit.ops.quantize import INFINITY, SMALLEST
 
 
 @op(fastmath=AS_WRITTEN, outputs=4)
@@ -41,7 +42,7 @@ def quantize(
             bits = maximum_i32(magnitude_bits(first), magnitude_bits(second))
             scale = bits_to_float(largest_of_i32(bits)) / np.float32(127.0)
             inverse = np.float32(0.0)
-            if scale > np.float32(0.0):
+            if scale >= SMALLEST and scale < INFINITY:
                 inverse = np.float32(1.0) / scale
             first = round_to_i32(mul(first, splat_f32(inverse)))
             second = round_to_i32(mul(second, splat_f32(inverse)))

@@ -31,14 +31,14 @@ ROWS = 1 * LINE  # the address of the rows, how many there are, the address of t
 N_ROWS = ROWS + 1 * WORD
 TICKETS = ROWS + 2 * WORD
 THREADS = ROWS + 3 * WORD
+CANCEL_AT = ROWS + 4 * WORD  # the address of a word that is not 0 when the pass is to end
 ARRIVED = 2 * LINE
 GENERATION = 3 * LINE
-CANCEL = 4 * LINE
-FAILED = 5 * LINE
-VERDICT = 6 * LINE
-PARKED = 7 * LINE
-STOP = 8 * LINE
-CONTROL_BYTES = 9 * LINE
+FAILED = 4 * LINE
+VERDICT = 5 * LINE
+PARKED = 6 * LINE
+STOP = 7 * LINE
+CONTROL_BYTES = 8 * LINE
 
 # Tickets that a thread draws for a row if the work is even; more let a slow thread fall behind.
 DRAWS = 8
@@ -52,7 +52,7 @@ def barrier(control, threads):
     generation = atomic_load(control + GENERATION)
     if atomic_add(control + ARRIVED, 1) == threads - 1:
         verdict = load_i64(control + FAILED)
-        if verdict == 0 and atomic_load(control + CANCEL) != 0:
+        if verdict == 0 and atomic_load(load_i64(control + CANCEL_AT)) != 0:
             verdict = CANCELLED
         store_i64(control + VERDICT, verdict)
         atomic_store(control + ARRIVED, 0)
@@ -68,7 +68,8 @@ def work(control, row, ticket, threads):
     op = load_i64(row)
     count = call_count(load_i64(row + COUNT), row)
     grain = max(1, count // (threads * DRAWS))
-    while atomic_load(control + CANCEL) == 0:
+    cancel = load_i64(control + CANCEL_AT)
+    while atomic_load(cancel) == 0:
         first = atomic_add(ticket, grain)
         if first >= count:
             break
@@ -95,13 +96,14 @@ def walk(control):
 
 
 @njit
-def run(control, rows, n_rows, tickets):
+def run(control, rows, n_rows, tickets, cancel):
     """One pass by the calling thread and all workers; the last row must have a barrier."""
     for i in range(n_rows):
         store_i64(tickets + i * WORD, 0)
     store_i64(control + ROWS, rows)
     store_i64(control + N_ROWS, n_rows)
     store_i64(control + TICKETS, tickets)
+    store_i64(control + CANCEL_AT, cancel)
     store_i64(control + FAILED, 0)
     atomic_add(control + EPOCH, 1)
     if atomic_load(control + PARKED) != 0:
@@ -130,4 +132,4 @@ def stop(control):
 
 
 # What the object exports: functions of so many int64 that return an int64.
-EXPORTS = {"run": (run, 4), "serve": (serve, 2), "stop": (stop, 1)}
+EXPORTS = {"run": (run, 5), "serve": (serve, 2), "stop": (stop, 1)}

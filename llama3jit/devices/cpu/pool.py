@@ -22,8 +22,7 @@ WALKER = Unit("kernels_cpu.walker")
 # Word offsets in the control block; kernels_cpu.walker has them in bytes.
 LINE_WORDS = 8
 THREADS = 1 * LINE_WORDS + 3
-CANCEL = 4 * LINE_WORDS
-CONTROL_WORDS = 9 * LINE_WORDS
+CONTROL_WORDS = 8 * LINE_WORDS
 CANCELLED = 1
 
 _pools: dict[int, Pool] = {}
@@ -40,7 +39,7 @@ class Pool:
         self._memory, self._control = _aligned(CONTROL_WORDS)
         self._control[THREADS] = threads
         self._address = int(self._control.ctypes.data)
-        self._run = self._function("run", 4)
+        self._run = self._function("run", 5)
         self._stop = self._function("stop", 1)
         self._process = os.getpid()
         serve = self._function("serve", 2)
@@ -55,10 +54,17 @@ class Pool:
         function: Callable[..., int] = kind(self._library.address(WALKER, name))
         return function
 
-    def run(self, rows: NDArray[np.int64], n_rows: int, tickets: NDArray[np.int64]) -> None:
-        """One pass over assembled rows; blocks, with the GIL released.
+    def run(
+        self,
+        rows: NDArray[np.int64],
+        n_rows: int,
+        tickets: NDArray[np.int64],
+        cancel: NDArray[np.int64],
+    ) -> None:
+        """One pass over assembled rows; blocks, with the GIL released. `tickets` has a word for
+        each row; `cancel` is one word, which any thread may set to end the pass within a few items.
 
-        Raises CancelledError after `cancel`, DeviceError if an op fails or in a forked child.
+        Raises CancelledError if that was done, DeviceError if an op fails or in a forked child.
         """
         if os.getpid() != self._process:
             raise DeviceError(
@@ -66,18 +72,17 @@ class Pool:
                 "survive a fork; load the model in the child, or start it with 'spawn'"
             )
         with _turn:
-            self._control[CANCEL] = 0
             status = self._run(
-                self._address, int(rows.ctypes.data), n_rows, int(tickets.ctypes.data)
+                self._address,
+                int(rows.ctypes.data),
+                n_rows,
+                int(tickets.ctypes.data),
+                int(cancel.ctypes.data),
             )
         if status == CANCELLED:
             raise CancelledError("the forward pass was cancelled")
         if status != 0:
             raise DeviceError(f"a compiled op failed with status {status}")
-
-    def cancel(self) -> None:
-        """End the pass that is running within a few items; from any thread."""
-        self._control[CANCEL] = 1
 
     def stop(self) -> None:
         """End the threads."""

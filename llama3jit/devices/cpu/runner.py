@@ -57,6 +57,7 @@ class CpuRunner:
             "n_blocks": limits.n_blocks,
         }
         self._dims.set("B", self._sizes["B"])
+        self._cancel = np.zeros(1, np.int64)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._gguf = gguf  # embeddings are read from the mapped file
         self._load(gguf, config)
@@ -110,7 +111,7 @@ class CpuRunner:
             self._library,
         )
         assert self.pool is not None
-        self.pool.run(words, 1, np.zeros(1, np.int64))
+        self.pool.run(words, 1, np.zeros(1, np.int64), self._cancel)
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""
@@ -127,14 +128,14 @@ class CpuRunner:
         self._dims.set("T", len(batch.tokens))
         self._dims.set("S", len(batch.context_lens))
         self._dims.set("R", len(batch.logits_rows))
-        self.pool.run(self._rows, len(self.lowered.rows), self._tickets)
+        self._cancel[0] = 0
+        self.pool.run(self._rows, len(self.lowered.rows), self._tickets, self._cancel)
         logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
         return logits
 
     def cancel(self) -> None:
         """See Runner."""
-        if self.pool is not None:
-            self.pool.cancel()
+        self._cancel[0] = 1
 
     def close(self) -> None:
         """See Runner."""
