@@ -7,6 +7,10 @@ import sys
 
 def main() -> None:
     """Run the command line; an error is one line on stderr and an exit status, no traceback."""
-    from llama3jit.cli.app import run
+    from llama3jit.cli.interrupts import leaving_at_once
 
-    sys.exit(run(sys.argv[1:]))
+    with leaving_at_once():
+        from llama3jit.cli.app import build, run
+
+        app = build(sys.argv[1] if len(sys.argv) > 1 else None)
+    sys.exit(run(sys.argv[1:], app))

@@ -67,13 +67,12 @@ def version_option(
     """Run Llama-family GGUF models on this machine."""
 
 
-def run(arguments: list[str]) -> int:
+def run(arguments: list[str], app: typer.Typer | None = None) -> int:
     """The exit status of one command line: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
     sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
-        status = build(arguments[0] if arguments else None)(
-            args=arguments, prog_name="llama3jit", standalone_mode=False
-        )
+        app = app or build(arguments[0] if arguments else None)
+        status = app(args=arguments, prog_name="llama3jit", standalone_mode=False)
         sys.stdout.flush()
         if status == INTERRUPTED:  # typer has caught the KeyboardInterrupt
             raise KeyboardInterrupt

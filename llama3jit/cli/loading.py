@@ -19,19 +19,22 @@ def open_model(
     precision: str,
 ) -> "Llama":
     """`llama3jit.load` with the options of the command line, showing what takes long."""
-    from llama3jit import api
+    from llama3jit.cli.interrupts import leaving_at_once
 
     shown = Progress()
     try:
-        return api.load(
-            model_or_default(model),
-            device=device,
-            n_ctx=n_ctx,
-            threads=threads,
-            kv_dtype=kv_dtype,
-            precision=precision,
-            progress=shown,
-        )
+        with leaving_at_once():
+            from llama3jit import api
+
+            return api.load(
+                model_or_default(model),
+                device=device,
+                n_ctx=n_ctx,
+                threads=threads,
+                kv_dtype=kv_dtype,
+                precision=precision,
+                progress=shown,
+            )
     finally:
         shown.clear()
 

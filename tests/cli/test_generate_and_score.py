@@ -235,6 +235,45 @@ def start(arguments, script="noise", before="None", **streams):
     )
 
 
+def test_ctrl_c_while_loading_leaves_at_once():
+    code = """
+        import sys, time
+        import llama3jit.api
+        from llama3jit.cli import main
+        def load(*arguments, **options):
+            print("loading", flush=True)
+            time.sleep(20)
+        llama3jit.api.load = load
+        sys.argv = ["llama3jit", "generate", "m", "-p", "x"]
+        main()
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        cwd=TESTS.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout.readline() == b"loading\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=5)
+    finally:
+        process.kill()
+        process.wait()
+    assert (err, process.returncode) == (b"llama3jit: interrupted\n", 130)
+
+
+def test_interrupts_are_left_as_they_were_found(use):
+    use(replying("x"))
+    for handler in (signal.default_int_handler, signal.SIG_IGN):
+        before = signal.signal(signal.SIGINT, handler)
+        try:
+            assert run(["generate", "m", "-p", "hi"]) == 0
+            assert signal.getsignal(signal.SIGINT) is handler
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize("before", ["lambda b: time.sleep(0.01)", "lambda b: time.sleep(0.2)"])
 def test_ctrl_c_ends_generate_with_130(before):
     process = start(["generate", "m", "-p", "x"], "lambda h: peak(65)", before)
