@@ -6,6 +6,9 @@ import numpy as np
 
 from llama3jit.ops.op import AS_WRITTEN, op
 
+SMALLEST = np.float32(2.0**-126)  # of the scales that have an inverse
+INFINITY = np.float32(np.inf)
+
 
 @op(fastmath=AS_WRITTEN, outputs=4)
 def quantize(
@@ -19,8 +22,8 @@ def quantize(
     """Over each block of 32 values: xs = max |x| / 127, xq = round(x / xs), xsum = sum of xq,
     xtotal = xs * xsum.
 
-    Halves round to even. A block of zeros has the scale 0, one with a NaN the scale NaN. K is a
-    multiple of 32.
+    Halves round to even. A block of zeros has the scale 0, one with a NaN the scale NaN. Where the
+    scale has no inverse, xq is 0. K is a multiple of 32.
     """
     blocks = xs.shape[1]
     for i in items:
@@ -33,11 +36,13 @@ def quantize(
                 largest = magnitude
         scale = largest / np.float32(127.0)
         inverse = np.float32(0.0)
-        if scale > np.float32(0.0):
+        if scale >= SMALLEST and scale < INFINITY:
             inverse = np.float32(1.0) / scale
         total = np.int32(0)
         for k in range(32 * b, 32 * b + 32):
-            q = np.int32(np.rint(x[t, k] * inverse))
+            q = np.int32(0)
+            if inverse > np.float32(0.0):
+                q = np.int32(np.rint(x[t, k] * inverse))
             xq[t, k] = q
             total += q
         xs[t, b] = scale
@@ -49,9 +54,10 @@ def quantize(
 def quantize_reference(xq, xs, xsum, xtotal, x):
     blocks = np.asarray(x, np.float32).reshape(len(x), -1, 32)
     xs[:] = np.abs(blocks).max(axis=2) / np.float32(127.0)
-    with np.errstate(divide="ignore"):
-        inverse = np.where(xs > 0, np.float32(1.0) / xs, np.float32(0.0))
-    quantised = np.rint(blocks * inverse[:, :, None]).astype(np.int32)
+    inverse = np.zeros_like(xs)
+    np.divide(np.float32(1.0), xs, out=inverse, where=(xs >= SMALLEST) & (xs < INFINITY))
+    inverse = inverse[:, :, None]
+    quantised = np.rint(np.where(inverse > 0, blocks, 0) * inverse).astype(np.int32)
     xq[:] = quantised.reshape(xq.shape)
     xsum[:] = quantised.sum(axis=2)
     xtotal[:] = xs * xsum
