@@ -107,6 +107,13 @@ def build(units: Sequence[Unit], target: Target, progress: Progress | None = Non
         for process in processes:
             process.kill()
             process.wait()
+        for thread in (*threads, *complaints):
+            if thread.ident:
+                thread.join()
+        for process in processes:
+            for pipe in (process.stdout, process.stderr):
+                if pipe:
+                    pipe.close()
     if failed or done < len(units):
         words = "\n".join(getattr(process, "complaint", "") for process in processes).strip()
         names = ", ".join(failed) or "a builder process died"
