@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from llama3jit.engine.sequence import SequenceState
 
 _EXIT_S = 10.0  # how long close waits for a forward pass that does not end
-_STRAY_CANCELS = 50  # passes in a row that nobody of this engine cancelled, before it gives up
 
 _FORKED = "this process was forked from one that had the model open: load it again in the child"
 
@@ -42,7 +41,6 @@ class Core:
         self._closing = False
         self._pass = threading.Lock()  # guards _in_pass, and holds while the runner is cancelled
         self._in_pass: list[SequenceState] = []
-        self._stray_cancels = 0
         _cores.add(self)
 
     def check_alive(self) -> None:
@@ -51,9 +49,9 @@ class Core:
         if self._closing or not self.thread.is_alive():
             raise DeviceError("the model is closed: load it again")
 
-    def check_running(self) -> None:
+    def check_waiting(self, sequence: SequenceState) -> None:
         """Like check_alive, for one who waits: a closing engine still sends the last event."""
-        if self.forked or not self.thread.is_alive():
+        if self.forked or (not self.thread.is_alive() and sequence.events.empty()):
             self.check_alive()
 
     def add(self, sequence: SequenceState) -> None:
@@ -129,13 +127,10 @@ class Core:
         failure: Exception | None = None
         try:
             logits = self.runner.forward(step.batch)
-            self._stray_cancels = 0
-        except CancelledError as error:
-            # Whoever is left runs again: the same tokens go to the same places in the cache. Models
-            # may share a device's threads, so that the cancelling was meant for another's pass.
+            except CancelledError as error:
+            # Whoever is left runs again: the same tokens go to the same places in the cache.
             if not self._closing and not any(s.cancelled for s in sequences):
-                self._stray_cancels += 1
-                failure = error if self._stray_cancels > _STRAY_CANCELS else None
+                failure = error
         except Exception as error:
             failure = _as_ours(error)
         finally:

@@ -114,7 +114,7 @@ class Handle:
             try:
                 event = self._sequence.events.get(timeout=_POLL_S)
             except Empty:
-                self._core.check_running()
+                self._core.check_waiting(self._sequence)
                 continue
             if isinstance(event, Finish):
                 self.finish = event
