@@ -127,7 +127,7 @@ class Core:
         failure: Exception | None = None
         try:
             logits = self.runner.forward(step.batch)
-            except CancelledError as error:
+        except CancelledError as error:
             # Whoever is left runs again: the same tokens go to the same places in the cache.
             if not self._closing and not any(s.cancelled for s in sequences):
                 failure = error
