@@ -19,7 +19,7 @@ class ModelFormatError(Llama3JitError):
 
 
 class UnsupportedError(Llama3JitError):
-    """A sound model file that needs something which is not built: an architecture, a tensor type."""
+    """A sound model file that needs something not built: an architecture, a tensor type."""
 
 
 class ModelNotFoundError(Llama3JitError):

@@ -17,7 +17,7 @@ PRECISIONS = ("fast", "exact")
 
 DEFAULT_N_CTX = 8192  # or what the model was made for, if that is less
 MAX_N_CTX = 2**31 - 65  # positions are int32
-MAX_LOGITS_ROWS = 32
+LOGITS_BYTES = 64 * 2**20  # for scoring, which wants many rows; untouched, they take no memory
 # What Python, the libraries and the tokenizer take beside the model.
 OVERHEAD_BYTES = 120 * 2**20
 
@@ -101,7 +101,9 @@ def make_limits(
         n_ctx=n_ctx,
         max_tokens=max_tokens,
         max_sequences=max_sequences,
-        max_logits_rows=max(MAX_LOGITS_ROWS, max_sequences),
+        max_logits_rows=max(
+            min(LOGITS_BYTES // (4 * config.vocab_size), max_tokens), max_sequences
+        ),
         block_tokens=BLOCK_TOKENS,
         # Every sequence may leave its last block part empty.
         n_blocks=-(-n_ctx // BLOCK_TOKENS) + max_sequences - 1,
