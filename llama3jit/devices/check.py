@@ -20,15 +20,21 @@ def check_batch(batch: Batch, limits: Limits) -> None:
     for what, values, most in (
         ("token", batch.tokens, limits.vocab_size),
         ("position", batch.positions, limits.n_ctx),
+        ("sequence", batch.seq_of, len(batch.context_lens)),
         ("KV block", batch.block_tables, limits.n_blocks),
         ("row of logits", batch.logits_rows, len(batch.tokens)),
     ):
         if values.size and (values.min() < 0 or values.max() >= most):
             worst = values.min() if values.min() < 0 else values.max()
             raise InvalidArgumentError(f"{what} {worst} is not in 0 to {most - 1}")
-    held = batch.block_tables.shape[1] * limits.block_tokens
-    if batch.context_lens.size and batch.context_lens.max() > held:
+    width = batch.block_tables.shape[1]
+    most = -(-limits.n_ctx // limits.block_tokens)
+    if width > most:
+        raise InvalidArgumentError(f"block tables have {width} blocks; this device takes {most}")
+    held = width * limits.block_tokens
+    context = max(batch.context_lens.max(initial=0), batch.positions.max(initial=-1) + 1)
+    if context > held:
         raise InvalidArgumentError(
-            f"block tables of {batch.block_tables.shape[1]} blocks hold {held} tokens, fewer than "
-            f"the {batch.context_lens.max()} of the context"
+            f"block tables of {width} blocks hold {held} tokens, fewer than the {context} of the "
+            f"context"
         )
