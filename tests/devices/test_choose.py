@@ -1,0 +1,85 @@
+"""The choice of a device, limits, and the check of memory before anything is loaded."""
+
+import pytest
+from driving import opened
+from tiny_model import tiny_model
+
+from llama3jit.devices import choose
+from llama3jit.devices.choose import check_memory, make_limits
+from llama3jit.errors import DeviceError, InvalidArgumentError, MemoryLimitError
+from llama3jit.files.gguf import open_gguf
+from llama3jit.model.config import read_config
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return tiny_model(tmp_path_factory.mktemp("m") / "m.gguf", formats={"*": "Q4_0"})
+
+
+@pytest.fixture
+def config(tiny):
+    return read_config(open_gguf(tiny.path))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "gpu"}, "device is 'gpu'; expected auto, cpu, reference"),
+        ({"kv_dtype": "q8_0"}, "kv_dtype is 'q8_0'; expected f16, f32"),
+        ({"precision": "slow"}, "precision is 'slow'; expected fast, exact"),
+        ({"n_ctx": 0}, "n_ctx is 0; expected 1 to"),
+        ({"n_ctx": 2**31}, "n_ctx is 2147483648; expected 1 to"),
+        ({"max_sequences": 0}, "max_sequences is 0"),
+        ({"max_tokens": 65537}, "max_tokens is 65537"),
+        ({"max_sequences": 9, "max_tokens": 8}, "max_sequences is 9; a batch of max_tokens 8"),
+        ({"threads": 0}, "threads is 0"),
+    ],
+)
+def test_choices_that_there_are_not(tiny, options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        opened(tiny, **options)
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
+def test_cuda_is_refused_not_replaced(tiny, device):
+    with pytest.raises(DeviceError, match="not built yet; use 'cpu'"):
+        opened(tiny, device=device)
+
+
+def test_limits(config):
+    limits = make_limits(config, None, 8, 512)
+    assert limits.n_ctx == 512  # the model's own
+    assert limits.n_blocks == 8 + 7
+    assert limits.block_tokens == 64
+    assert limits.vocab_size == 300
+    assert make_limits(config, 100, 1, 64).n_blocks == 2
+
+
+def test_memory_is_checked_before_a_tensor_is_read(tiny, monkeypatch):
+    """With too little memory the error says what for, and no weight was looked at."""
+    monkeypatch.setattr(choose, "available_memory", lambda: 50 * 2**20)
+    monkeypatch.setattr("llama3jit.files.gguf.GGUFFile.data", None)
+    with pytest.raises(
+        MemoryLimitError, match=r"needs \d+ MiB .*weights .*kv .*50 MiB are available"
+    ):
+        opened(tiny)
+
+
+def test_a_context_beyond_memory_is_refused(tiny):
+    with pytest.raises(MemoryLimitError, match="use a smaller n_ctx than 2000000000"):
+        opened(tiny, n_ctx=2_000_000_000)
+
+
+def test_what_fits_passes(config, monkeypatch):
+    limits = make_limits(config, None, 1, 1)
+    monkeypatch.setattr(choose, "available_memory", lambda: choose.OVERHEAD_BYTES + 1000)
+    check_memory({"weights": 600, "kv": 400}, limits)
+    with pytest.raises(MemoryLimitError):
+        check_memory({"weights": 600, "kv": 401}, limits)
+
+
+def test_the_group_may_have_less_than_the_machine(monkeypatch):
+    monkeypatch.setattr("llama3jit.devices.cgroup.memory_left", lambda: 12345)
+    assert choose.available_memory() == 12345
+    monkeypatch.setattr("llama3jit.devices.cgroup.memory_left", lambda: None)
+    assert choose.available_memory() > 2**20
