@@ -57,7 +57,7 @@ def run(name: str, variant: str, face: str, **operands: Any) -> None:
         op.numpy(**operands, **({"variant": variant} if takes_variant else {}))
         return
     if face in ("cpu", "tuned"):
-        _compiled(name, variant, face, operands)
+        run_compiled(*machine(), unit_of(name, variant, face), operands)
         return
     dims: dict[str, int] = {}
     for p in given:
@@ -80,14 +80,13 @@ def run(name: str, variant: str, face: str, **operands: Any) -> None:
         body(*(every[p.name] for p in op.signature.parameters), range(count))
 
 
-def _compiled(name: str, variant: str, face: str, operands: dict[str, Any]) -> None:
-    library, pool = machine()
+def run_compiled(library: Library, pool: Pool, unit: Unit, operands: dict[str, Any]) -> None:
+    """Run a unit of a library on arrays, as the CPU device runs it."""
     arrays = {key: value for key, value in operands.items() if isinstance(value, np.ndarray)}
-    row = Row(name, {key: key if key in arrays else value for key, value in operands.items()})
+    names = {key: key if key in arrays else value for key, value in operands.items()}
     shapes = {key: Operand("buffer", "", value.shape) for key, value in arrays.items()}
-    unit = unit_of(name, variant, face)
     dims = Dims(())  # the words point into it
-    words = assemble([row], [unit], [True], shapes, arrays, dims, library)
+    words = assemble([Row(unit.op, names)], [unit], [True], shapes, arrays, dims, library)
     pool.run(words, 1, np.zeros(1, np.int64), np.zeros(1, np.int64))
 
 

@@ -1,0 +1,100 @@
+"""An edited kernel, helper or form is never served stale, and nothing is built twice."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from llama3jit.compile.targets import host_target
+from llama3jit.compile.units import Unit, closure, key
+
+ROOT = Path(__file__).parents[2]
+
+# The unit, the file to edit, what to replace by what, what that does to the result.
+EDITS = {
+    "a kernel": (
+        "llama3jit.ops.add:add:",
+        "llama3jit/ops/add.py",
+        ("out[r, i] += x[r, i]", "out[r, i] -= x[r, i]"),
+        lambda before: [2 - value for value in before],
+    ),
+    "a helper in another file": (
+        "llama3jit.ops.swiglu:swiglu:",
+        "llama3jit/ops/exp.py",
+        ("p = np.float32(1 / 5040)", "p = np.float32(0) * r\n    return p"),
+        lambda before: [value**2 for value in _row()],
+    ),
+    "a form by name": (
+        "llama3jit.ops.kv_append:kv_append:f16",
+        "kernels_cpu/bits.py",
+        ("return _float_to_half(x)", "return _float_to_half(x * 0 + 1)"),
+        lambda before: [0x3C00] * 24,
+    ),
+}
+
+
+def _row():
+    return [-2 + 4 * i / 23 for i in range(24)]
+
+
+@pytest.fixture
+def copy(tmp_path):
+    for name in ("llama3jit", "kernels_cpu"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edit_shows_in_the_next_run(one_op, copy, name):
+    unit, file, (old, new), change = EDITS[name]
+    before = one_op(unit, copy)
+    again = one_op(unit, copy)
+    assert again["built"] == 0
+    assert again["result"] == before["result"]
+    assert again["imported"] == ["llvmlite"], "loading needs no numba"
+
+    path = copy / file
+    text = path.read_text()
+    assert text.count(old) == 1
+    path.write_text(text.replace(old, new))
+    after = one_op(unit, copy)
+    assert after["built"] >= 1
+    assert after["path"] != before["path"]
+    assert after["result"] == pytest.approx(change(before["result"]), rel=1e-6)
+
+    path.write_text(text)
+    back = one_op(unit, copy)
+    assert (back["built"], back["result"]) == (0, before["result"])
+
+
+def test_what_a_unit_depends_on():
+    reached = closure("llama3jit.ops.attention")
+    assert reached >= {
+        "llama3jit.ops.attention",
+        "llama3jit.ops.bits",
+        "llama3jit.ops.kv_append",
+        "llama3jit.ops.op",
+        "llama3jit.ops.faces",
+        "llama3jit.ops.signature",
+        "kernels_cpu.bits",
+        "kernels_cpu.memory",
+        "llama3jit.compile.entry",
+        "llama3jit.compile.builder",
+    }
+    assert "kernels_cpu.matmul" not in reached
+    assert {"kernels_cpu.simd", "kernels_cpu.features", "llama3jit.ops.exp"} <= closure(
+        "kernels_cpu.attention"
+    )
+
+
+def test_a_key_names_the_unit_the_target_and_the_tools(monkeypatch):
+    unit, target = Unit("llama3jit.ops.kv_append", "kv_append", "f16"), host_target()
+    keys = {
+        key(unit, target),
+        key(Unit("llama3jit.ops.kv_append", "kv_append", "f32"), target),
+        key(unit, type(target)(target.name, target.cpu, target.features[:-1], target.tuning)),
+        key(unit, type(target)(target.name, "skylake", target.features, target.tuning)),
+    }
+    monkeypatch.setattr("llama3jit.compile.units.version", lambda name: "0.0")
+    keys.add(key(unit, target))
+    assert len(keys) == 5

@@ -1,0 +1,89 @@
+"""Building and loading: progress, and kernels that do not compile or must not be called."""
+
+import textwrap
+
+import numpy as np
+import pytest
+
+from llama3jit.compile.library import Library
+from llama3jit.compile.units import Unit, symbols
+from llama3jit.devices.cpu.pool import WALKER
+from llama3jit.errors import CompileError
+
+BROKEN = """
+    from __future__ import annotations
+    from numba import types
+    from llama3jit.ops.op import op
+
+    getpid = types.ExternalFunction("getpid", types.int32())
+
+    @op
+    def untypable(out: f32[n], items: n):
+        for i in items:
+            out[i] = "text"
+
+    @op
+    def stranger(out: f32[n], items: n):
+        for i in items:
+            out[i] = getpid()
+
+    @op
+    def sound(out: f32[n], items: n):
+        for i in items:
+            out[i] = 7
+"""
+
+
+@pytest.fixture
+def broken(tmp_path, monkeypatch):
+    (tmp_path / "broken_kernels.py").write_text(textwrap.dedent(BROKEN))
+    monkeypatch.syspath_prepend(tmp_path)
+    return "broken_kernels"
+
+
+def test_a_kernel_that_does_not_compile_says_why(broken):
+    units = [Unit(broken, name) for name in ("untypable", "stranger", "sound")]
+    with pytest.raises(CompileError) as caught:
+        Library(units)
+    words = str(caught.value)
+    assert "these kernels do not compile" in words
+    assert "broken_kernels:untypable:" in words
+    assert "broken_kernels:stranger:" in words
+    assert "broken_kernels:sound:" not in words
+    assert "unicode_type" in words, "the compiler's own words"
+    assert "it calls getpid" in words
+    # What did compile was kept.
+    assert Library(units[2:]).built == 0
+
+
+def test_a_module_that_is_not_there():
+    with pytest.raises(CompileError, match="no_such_kernels"):
+        Library([Unit("no_such_kernels", "x")])
+
+
+def test_progress_counts_up(tmp_path, monkeypatch):
+    from llama3jit.compile import cache
+
+    monkeypatch.setenv("LLAMA3JIT_CACHE", str(tmp_path))
+    cache.folder.cache_clear()
+    units = [Unit("llama3jit.ops.add", "add"), Unit("llama3jit.ops.add", "add_bias")]
+    calls = []
+    library = Library([*units, units[0]], lambda *call: calls.append(call))
+    assert library.built == 2
+    assert [call[:2] for call in calls] == [(0, 2), (1, 2), (2, 2)]
+    assert {call[2] for call in calls[1:]} == {str(unit) for unit in units}
+    calls.clear()
+    assert Library(units, lambda *call: calls.append(call)).built == 0
+    assert calls == []
+    cache.folder.cache_clear()
+
+
+def test_addresses():
+    unit = Unit("llama3jit.ops.add", "add")
+    library = Library([WALKER, unit])
+    found = [library.address(unit, name) for name in ("entry", "count")]
+    found += [library.address(WALKER, name) for name in ("run", "serve", "stop")]
+    assert len(set(found)) == 5
+    assert 0 not in found
+    assert symbols(unit)["entry"] == "l3j_llama3jit_ops_add__add_entry"
+    assert np.int64(found[0]) > 0

@@ -1,0 +1,189 @@
+"""Processor levels: which one a host gets, what their objects hold, and that they agree."""
+
+import re
+import shutil
+import subprocess
+from functools import cache
+
+import numpy as np
+import pytest
+from op_faces import machine, packed, run_compiled, unit_of
+from paged import paged
+
+from llama3jit.compile import cache as object_cache
+from llama3jit.compile import library, targets
+from llama3jit.compile.library import Library
+from llama3jit.compile.targets import LEVELS, V3, V4, host_target
+
+NAMES = [level.name for level in LEVELS]
+HOST = host_target().name
+
+
+def target_of(monkeypatch, features, machine="x86_64"):
+    import llvmlite.binding as llvm
+
+    monkeypatch.setattr(targets.platform, "machine", lambda: machine)
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
+    return host_target.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        ([*V4, "avx512vnni", "avxvnni", "amx-int8"], "x86-64-v4-vnni"),
+        ([*V4, "avx512vnni"], "x86-64-v4-vnni"),
+        ([*V4, "avxvnni"], "x86-64-v3-vnni"),
+        (V4, "x86-64-v3"),
+        ([*V3, "avxvnni"], "x86-64-v3-vnni"),
+        ([*V3, "avx512vnni", "avx512f"], "x86-64-v3"),
+        (V3, "x86-64-v3"),
+    ],
+)
+def test_the_best_level_that_the_host_has_in_full(monkeypatch, features, expected):
+    assert target_of(monkeypatch, features).name == expected
+    assert target_of(monkeypatch, features, "AMD64").name == expected
+
+
+@pytest.mark.parametrize("lost", V3)
+def test_one_feature_less_is_no_level(monkeypatch, lost):
+    found = target_of(monkeypatch, [name for name in V3 if name != lost])
+    assert found.name.startswith("native-x86_64-")
+    assert f"+{lost}" not in found.flags.split(",")
+
+
+def test_features_that_are_off_do_not_count(monkeypatch):
+    import llvmlite.binding as llvm
+
+    off = {**dict.fromkeys(V4, False), **dict.fromkeys(V3, True)}
+    monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: off)
+    assert host_target.__wrapped__().name == "x86-64-v3"
+
+
+def test_other_processors_are_taken_as_they_are(monkeypatch):
+    found = target_of(monkeypatch, ["neon", "dotprod"], "aarch64")
+    assert found.name.startswith("native-aarch64-")
+    assert found.flags == "+dotprod,+neon"
+
+
+def test_flags_spell_everything_out():
+    for level in LEVELS:
+        assert set(level.flags.split(",")) == {*(f"+{f}" for f in level.features), *level.tuning}
+
+
+TUNED = {
+    "x86-64-v3": [
+        ("matmul_int8", "q4_0"),
+        ("matmul_int8", "q4_1"),
+        ("matmul_int8", "q8_0"),
+        ("matmul", "q4_1"),
+        ("matmul", "f16"),
+        ("matmul", "bf16"),
+        ("quantize", ""),
+        ("attention", "f16"),
+        ("swiglu", ""),
+    ],
+    "x86-64-v3-vnni": [("matmul_int8", "q4_1"), ("matmul_int8", "q8_0")],
+}
+CASES = [(level, *unit) for level, units in TUNED.items() for unit in units]
+
+
+@cache
+def level_of(name):
+    """The library of a level's units, or None where the host lacks it."""
+    import llvmlite.binding as llvm
+
+    level = next(level for level in LEVELS if level.name == name)
+    present = {f for f, there in llvm.get_host_cpu_features().items() if there}
+    if not present.issuperset(level.features):
+        return None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "host_target", lambda: level)
+        return Library([unit_of(*unit, "tuned") for unit in TUNED[name]])
+
+
+def operands_of(name, variant):
+    """Fresh operands; the outputs come first."""
+    rng = np.random.default_rng(11)
+    if name == "swiglu":
+        gate, up = rng.standard_normal((2, 5, 300)).astype(np.float32) * 4
+        return {"out": np.zeros((5, 300), np.float32), "gate": gate, "up": up}
+    if name == "attention":
+        pages = paged([(0, 3), (63, 2), (100, 9)], 2, 80, "f16")
+        q = rng.standard_normal((14, 6, 80)).astype(np.float32)
+        caches = {"k_cache": pages.k_cache, "v_cache": pages.v_cache}
+        return {
+            "out": np.zeros_like(q),
+            "q": q,
+            **caches,
+            **pages.where,
+            "scale": 0.11,
+            "window": 70,
+        }
+    x = rng.standard_normal((103, 96)).astype(np.float32)
+    activations = {
+        "xq": np.zeros((103, 96), np.int8),
+        "xs": np.zeros((103, 3), np.float32),
+        "xsum": np.zeros((103, 3), np.int32),
+        "xtotal": np.zeros((103, 3), np.float32),
+    }
+    if name == "quantize":
+        return {**activations, "x": x}
+    from block_values import random_blocks
+
+    weight = packed(random_blocks(rng, variant, 49, 96), variant)
+    out = {"out": np.zeros((103, 49), np.float32), "weight": weight}
+    if name == "matmul":
+        return {**out, "x": x}
+    xq = rng.integers(-127, 128, (103, 96)).astype(np.int8)
+    xs = rng.random((103, 3)).astype(np.float32)
+    xsum = xq.reshape(103, 3, 32).sum(axis=2, dtype=np.int32)
+    return {**out, "xq": xq, "xs": xs, "xsum": xsum, "xtotal": xs * xsum.astype(np.float32)}
+
+
+@pytest.mark.parametrize(("level", "name", "variant"), CASES)
+@pytest.mark.skipif(HOST not in NAMES, reason="not an x86-64 with AVX2")
+def test_levels_agree_to_the_bit(level, name, variant):
+    mine = level_of(level)
+    if mine is None:
+        pytest.skip(f"this host is no {level}")
+    unit = unit_of(name, variant, "tuned")
+    host, pool = machine()
+    expected, found = operands_of(name, variant), operands_of(name, variant)
+    run_compiled(host, pool, unit, expected)
+    run_compiled(mine, pool, unit, found)
+    for key in expected:
+        assert np.array_equal(found[key], expected[key]), key
+    assert any(np.any(value) for value in list(expected.values())[:1])
+
+
+def disassembled(level, name, variant, folder):
+    tool = shutil.which("objdump")
+    if tool is None:
+        pytest.skip("no objdump")
+    mine = next(target for target in LEVELS if target.name == level)
+    code = object_cache.read(object_cache.path_of(unit_of(name, variant, "tuned"), mine))
+    (folder / "code.o").write_bytes(code)
+    command = [tool, "-d", "-w", str(folder / "code.o")]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(("level", "name", "variant"), CASES)
+def test_v3_code_is_v3_code(tmp_path, level, name, variant):
+    if HOST not in NAMES or level_of(level) is None:
+        pytest.skip(f"this host is no {level}")
+    text = disassembled(level, name, variant, tmp_path)
+    assert "ymm" in text
+    assert "zmm" not in text
+    # In 64-bit code the byte 62 begins an EVEX instruction, and those are AVX-512's alone.
+    assert not re.search(r"^\s*[0-9a-f]+:\s+62 ", text, re.MULTILINE)
+    if name == "matmul_int8":
+        assert ("vpdpbusd" in text) == (level == "x86-64-v3-vnni")
+
+
+@pytest.mark.skipif(HOST != "x86-64-v4-vnni", reason="this host is no x86-64-v4 with VNNI")
+def test_v4_code_uses_whole_registers_and_vnni(tmp_path):
+    machine()
+    text = disassembled(HOST, "matmul_int8", "q8_0", tmp_path)
+    assert re.search(r"vpdpbusd .*zmm", text)
+    assert "ymm" not in re.sub(r"vcvtph2ps.*|vmovdq.*|vmovup.*", "", text)
