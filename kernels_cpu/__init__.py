@@ -1,10 +1,27 @@
 """CPU kernels: vector types and atomics as numba intrinsics, the walker, and tuned ops."""
 
+# Block formats with a tuned kernel.
+QUANTISED = (
+    "q4_0",
+    "q4_1",
+    "q5_0",
+    "q5_1",
+    "q8_0",
+    "q2_k",
+    "q3_k",
+    "q4_k",
+    "q5_k",
+    "q6_k",
+    "iq4_nl",
+    "iq4_xs",
+    "mxfp4",
+)
+
 # Op -> the module that holds its tuned kernel, and the variants that it has there.
 TUNED = {
     "attention": ("kernels_cpu.attention", ("f16", "f32")),
-    "matmul": ("kernels_cpu.matmul", ("f32", "f16", "bf16", "q4_0", "q4_1", "q8_0")),
-    "matmul_int8": ("kernels_cpu.matmul", ("q4_0", "q4_1", "q8_0")),
+    "matmul": ("kernels_cpu.matmul", ("f32", "f16", "bf16", *QUANTISED)),
+    "matmul_int8": ("kernels_cpu.matmul", QUANTISED),
     "quantize": ("kernels_cpu.quantize", ("",)),
     "swiglu": ("kernels_cpu.swiglu", ("",)),
 }

@@ -12,7 +12,6 @@ import numpy as np
 from kernels_cpu.exp import exp
 from kernels_cpu.simd import (
     add,
-    f32_registers,
     fma,
     keep_between,
     largest_of,
@@ -27,6 +26,7 @@ from kernels_cpu.simd import (
     sum_of,
 )
 from kernels_cpu.stack import stack_f32, stack_i64
+from kernels_cpu.vectors import f32_registers
 from llama3jit.ops.faces import specialise
 from llama3jit.ops.op import AS_WRITTEN, op
 

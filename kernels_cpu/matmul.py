@@ -10,28 +10,24 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_cpu import features
+from kernels_cpu.blocks import BLOCKS
 from kernels_cpu.simd import (
-    byte_of,
-    dot4,
-    f32_registers,
     fma,
-    i32_registers,
     load_bfloat,
     load_f32,
     load_half,
-    load_u8,
     mul,
-    nibbles,
     prefetch,
     splat_f32,
-    splat_i32,
     spread_f32,
-    spread_i32,
     store_f32,
     store_first_f32,
     sub,
     to_float,
 )
+from kernels_cpu.simd_int import byte_of, dot4, splat_i32, spread_i32
+from kernels_cpu.stack import stack_f32
+from kernels_cpu.vectors import f32_registers, i32_registers
 from llama3jit.ops.faces import specialise
 from llama3jit.ops.op import AS_WRITTEN, op
 
@@ -40,26 +36,10 @@ GROUPS = 2  # groups of 16 rows in a tile, so 32 rows to an item
 # Tokens of a large tile: with 32 registers 24 hold sums; fewer and narrower ones hold less.
 TOKENS = 6 if features.has("avx512f") else 2
 SUMS = TOKENS * GROUPS
+SCALES = 256  # floats: a vector for each of up to 16 spans
 LINE = 64  # bytes of a cache line
 AHEAD = 8192  # bytes
 PART = 96  # tokens of an item: their activations stay near while the rows pass by
-
-
-def whole_bytes(weight, at, quad):
-    return load_u8(weight, at + 64 * quad)
-
-
-def half_bytes(weight, at, quad):
-    return nibbles(load_u8(weight, at + 64 * (quad % 4)), quad // 4)
-
-
-# Of a tile of 16 rows by 32 columns: its bytes, where its values begin, what was added to each
-# value to make it unsigned, whether there are minima, and how to read columns 4 quad to 4 quad + 3.
-INTEGERS = {
-    "q4_0": {"TILE": 288, "VALUES": 32, "ZERO": 8, "MINIMA": False, "quad_of": half_bytes},
-    "q4_1": {"TILE": 320, "VALUES": 64, "ZERO": 0, "MINIMA": True, "quad_of": half_bytes},
-    "q8_0": {"TILE": 544, "VALUES": 32, "ZERO": 128, "MINIMA": False, "quad_of": whole_bytes},
-}
 
 
 def put(out, at, n, vector):
@@ -70,46 +50,70 @@ def put(out, at, n, vector):
         store_first_f32(out, at, vector, n)
 
 
+def sum_of_span(xsum, t, k):
+    """The sum of xq over the span that begins at column k."""
+    if QUADS == 8:
+        return xsum[t, k // 16] + xsum[t, k // 16 + 1]
+    return xsum[t, k // 16]
+
+
+def total_of_span(xs, xsum, xtotal, t, k):
+    """The sum of what xq stands for over the span that begins at column k."""
+    if QUADS == 8:
+        return xtotal[t, k // 32]
+    return xs[t, k // 32] * np.float32(xsum[t, k // 16])
+
+
 def int8_tile(out, weight, xq, xs, xsum, xtotal, first, t):
     """Outputs of tokens t to t + TOKENS - 1 and the 32 rows from `first` on."""
     n_k = xq.shape[1]
     blocks = xs.shape[1]
-    base = first // LANES * blocks * TILE
+    tiles = n_k // COLUMNS
+    scales_low = stack_f32(SCALES)
+    minima_low = stack_f32(SCALES)
+    scales_high = stack_f32(SCALES)
+    minima_high = stack_f32(SCALES)
     totals = f32_registers(SUMS)
     for i in range(SUMS):
         totals[i] = splat_f32(np.float32(0.0))
     dots = i32_registers(SUMS)
-    for b in range(blocks):
-        low = base + b * 2 * TILE
+    for b in range(tiles):
+        low = first // LANES * tiles * TILE + b * 2 * TILE
         high = low + TILE
         if TOKENS < 4:
             # So few tokens wait for memory: ask for what comes after this tile's rows.
             for line in range(2 * TILE // LINE):
                 prefetch(weight, low + AHEAD + line * LINE)
-        for i in range(TOKENS):
-            start = splat_i32(np.int32(-ZERO) * xsum[t + i, b])
-            dots[2 * i] = start
-            dots[2 * i + 1] = start
-        for quad in range(8):
-            q_low = quad_of(weight, low + VALUES, quad)
-            q_high = quad_of(weight, high + VALUES, quad)
+        scales_of(scales_low, minima_low, weight, low)
+        scales_of(scales_high, minima_high, weight, high)
+        for s in range(SPANS):
+            k = COLUMNS * b + 4 * QUADS * s
             for i in range(TOKENS):
-                x = spread_i32(xq, (t + i) * n_k + 32 * b + 4 * quad)
-                dots[2 * i] = dot4(dots[2 * i], q_low, x)
-                dots[2 * i + 1] = dot4(dots[2 * i + 1], q_high, x)
-        d_low = load_half(weight, low)
-        d_high = load_half(weight, high)
-        for i in range(TOKENS):
-            x = spread_f32(xs, (t + i) * blocks + b)
-            totals[2 * i] = fma(to_float(dots[2 * i]), mul(d_low, x), totals[2 * i])
-            totals[2 * i + 1] = fma(to_float(dots[2 * i + 1]), mul(d_high, x), totals[2 * i + 1])
-        if MINIMA:
-            m_low = load_half(weight, low + 2 * LANES)
-            m_high = load_half(weight, high + 2 * LANES)
+                start = splat_i32(np.int32(-ZERO * sum_of_span(xsum, t + i, k)))
+                dots[2 * i] = start
+                dots[2 * i + 1] = start
+            for quad in range(QUADS):
+                q_low = quad_of(weight, low, s, quad)
+                q_high = quad_of(weight, high, s, quad)
+                for i in range(TOKENS):
+                    x = spread_i32(xq, (t + i) * n_k + k + 4 * quad)
+                    dots[2 * i] = dot4(dots[2 * i], q_low, x)
+                    dots[2 * i + 1] = dot4(dots[2 * i + 1], q_high, x)
+            d_low = load_f32(scales_low, s * LANES)
+            d_high = load_f32(scales_high, s * LANES)
             for i in range(TOKENS):
-                x = spread_f32(xtotal, (t + i) * blocks + b)
-                totals[2 * i] = fma(m_low, x, totals[2 * i])
-                totals[2 * i + 1] = fma(m_high, x, totals[2 * i + 1])
+                x = spread_f32(xs, (t + i) * blocks + k // 32)
+                totals[2 * i] = fma(to_float(dots[2 * i]), mul(d_low, x), totals[2 * i])
+                totals[2 * i + 1] = fma(
+                    to_float(dots[2 * i + 1]), mul(d_high, x), totals[2 * i + 1]
+                )
+            if MINIMA:
+                m_low = load_f32(minima_low, s * LANES)
+                m_high = load_f32(minima_high, s * LANES)
+                for i in range(TOKENS):
+                    x = splat_f32(total_of_span(xs, xsum, xtotal, t + i, k))
+                    totals[2 * i] = fma(m_low, x, totals[2 * i])
+                    totals[2 * i + 1] = fma(m_high, x, totals[2 * i + 1])
     n = out.shape[1]
     for i in range(TOKENS):
         put(out, (t + i) * n + first, n - first, totals[2 * i])
@@ -120,13 +124,13 @@ int8_tile_1 = specialise(int8_tile, TOKENS=1, SUMS=2)
 int8_tile_2 = specialise(int8_tile, TOKENS=2, SUMS=4)
 
 
-@op(variants=INTEGERS, fastmath=AS_WRITTEN)
+@op(variants=BLOCKS, fastmath=AS_WRITTEN)
 def matmul_int8(
     out: f32[T, N],
     weight: u8[rows, row_bytes],
     xq: i8[T, K],
     xs: f32[T, blocks],
-    xsum: i32[T, blocks],
+    xsum: i32[T, halves],
     xtotal: f32[T, blocks],
     items: rows // 32 * ((T + 95) // 96),
 ):
@@ -149,29 +153,36 @@ def matmul_int8(
 def integer_columns(totals, weight, x, first, t):
     """Add to the totals all columns of a quantised weight, dequantised in registers."""
     n_k = x.shape[1]
-    blocks = n_k // 32
-    base = first // LANES * blocks * TILE
+    tiles = n_k // COLUMNS
     zero = splat_f32(np.float32(ZERO))
     m_low = splat_f32(np.float32(0.0))
     m_high = m_low
-    for b in range(blocks):
-        low = base + b * 2 * TILE
+    scales_low = stack_f32(SCALES)
+    minima_low = stack_f32(SCALES)
+    scales_high = stack_f32(SCALES)
+    minima_high = stack_f32(SCALES)
+    for b in range(tiles):
+        low = first // LANES * tiles * TILE + b * 2 * TILE
         high = low + TILE
-        d_low = load_half(weight, low)
-        d_high = load_half(weight, high)
-        if MINIMA:
-            m_low = load_half(weight, low + 2 * LANES)
-            m_high = load_half(weight, high + 2 * LANES)
-        for quad in range(8):
-            q_low = quad_of(weight, low + VALUES, quad)
-            q_high = quad_of(weight, high + VALUES, quad)
-            for j in range(4):
-                w_low = fma(sub(byte_of(q_low, j), zero), d_low, m_low)
-                w_high = fma(sub(byte_of(q_high, j), zero), d_high, m_high)
-                for i in range(TOKENS):
-                    spread = spread_f32(x, (t + i) * n_k + 32 * b + 4 * quad + j)
-                    totals[2 * i] = fma(w_low, spread, totals[2 * i])
-                    totals[2 * i + 1] = fma(w_high, spread, totals[2 * i + 1])
+        scales_of(scales_low, minima_low, weight, low)
+        scales_of(scales_high, minima_high, weight, high)
+        for s in range(SPANS):
+            d_low = load_f32(scales_low, s * LANES)
+            d_high = load_f32(scales_high, s * LANES)
+            if MINIMA:
+                m_low = load_f32(minima_low, s * LANES)
+                m_high = load_f32(minima_high, s * LANES)
+            for quad in range(QUADS):
+                q_low = quad_of(weight, low, s, quad)
+                q_high = quad_of(weight, high, s, quad)
+                k = COLUMNS * b + 4 * (QUADS * s + quad)
+                for j in range(4):
+                    w_low = fma(sub(byte_of(q_low, j), zero), d_low, m_low)
+                    w_high = fma(sub(byte_of(q_high, j), zero), d_high, m_high)
+                    for i in range(TOKENS):
+                        spread = spread_f32(x, (t + i) * n_k + k + j)
+                        totals[2 * i] = fma(w_low, spread, totals[2 * i])
+                        totals[2 * i + 1] = fma(w_high, spread, totals[2 * i + 1])
 
 
 def float_columns(totals, weight, x, first, t):
@@ -193,7 +204,7 @@ FLOATS = {
     "bf16": {"load_value": load_bfloat, "VALUE_BYTES": 2},
 }
 
-EVERY = {name: {**row, "columns": integer_columns} for name, row in INTEGERS.items()}
+EVERY = {name: {**row, "columns": integer_columns} for name, row in BLOCKS.items()}
 EVERY |= {name: {**row, "columns": float_columns} for name, row in FLOATS.items()}
 
 

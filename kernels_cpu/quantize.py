@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_cpu.simd import (
+from kernels_cpu.simd import load_f32, mul, splat_f32
+from kernels_cpu.simd_int import (
     largest_of_i32,
-    load_f32,
     magnitude_bits,
     maximum_i32,
-    mul,
     round_to_i32,
-    splat_f32,
     store_i8,
     sum_of_i32,
 )
@@ -24,7 +22,7 @@ from llama3jit.ops.quantize import INFINITY, SMALLEST
 def quantize(
     xq: i8[T, K],
     xs: f32[T, blocks],
-    xsum: i32[T, blocks],
+    xsum: i32[T, halves],
     xtotal: f32[T, blocks],
     x: f32[T, K],
     items: T * ((blocks + 15) // 16),
@@ -48,7 +46,9 @@ def quantize(
             second = round_to_i32(mul(second, splat_f32(inverse)))
             store_i8(xq, at, first)
             store_i8(xq, at + 16, second)
-            total = sum_of_i32(first) + sum_of_i32(second)
+            first_sum = sum_of_i32(first)
+            second_sum = sum_of_i32(second)
             xs[t, b] = scale
-            xsum[t, b] = total
-            xtotal[t, b] = scale * np.float32(total)
+            xsum[t, 2 * b] = first_sum
+            xsum[t, 2 * b + 1] = second_sum
+            xtotal[t, b] = scale * np.float32(first_sum + second_sum)

@@ -32,7 +32,7 @@ def matmul_int8(
     weight: u8[rows, row_bytes],
     xq: i8[T, K],
     xs: f32[T, blocks],
-    xsum: i32[T, blocks],
+    xsum: i32[T, halves],
     xtotal: f32[T, blocks],
     dequantise: function,
     items: N,

@@ -14,13 +14,13 @@ INFINITY = np.float32(np.inf)
 def quantize(
     xq: i8[T, K],
     xs: f32[T, blocks],
-    xsum: i32[T, blocks],
+    xsum: i32[T, halves],
     xtotal: f32[T, blocks],
     x: f32[T, K],
     items: T * blocks,
 ):
-    """Over each block of 32 values: xs = max |x| / 127, xq = round(x / xs), xsum = sum of xq,
-    xtotal = xs * xsum.
+    """Over each block of 32 values: xs = max |x| / 127, xq = round(x / xs), xsum = sum of xq in
+    each half of the block, xtotal = xs * sum of xq.
 
     Halves round to even. A block of zeros has the scale 0, one with a NaN the scale NaN. Where the
     scale has no inverse, xq is 0. K is a multiple of 32.
@@ -38,16 +38,16 @@ def quantize(
         inverse = np.float32(0.0)
         if scale >= SMALLEST and scale < INFINITY:
             inverse = np.float32(1.0) / scale
-        total = np.int32(0)
+        xsum[t, 2 * b] = 0
+        xsum[t, 2 * b + 1] = 0
         for k in range(32 * b, 32 * b + 32):
             q = np.int32(0)
             if inverse > np.float32(0.0):
                 q = np.int32(np.rint(x[t, k] * inverse))
             xq[t, k] = q
-            total += q
+            xsum[t, k // 16] += q
         xs[t, b] = scale
-        xsum[t, b] = total
-        xtotal[t, b] = scale * np.float32(total)
+        xtotal[t, b] = scale * np.float32(xsum[t, 2 * b] + xsum[t, 2 * b + 1])
 
 
 @quantize.reference
@@ -59,5 +59,5 @@ def quantize_reference(xq, xs, xsum, xtotal, x):
     inverse = inverse[:, :, None]
     quantised = np.rint(np.where(inverse > 0, blocks, 0) * inverse).astype(np.int32)
     xq[:] = quantised.reshape(xq.shape)
-    xsum[:] = quantised.sum(axis=2)
-    xtotal[:] = xs * xsum
+    xsum[:] = quantised.reshape(*xsum.shape, 16).sum(axis=2)
+    xtotal[:] = xs * quantised.sum(axis=2)

@@ -124,8 +124,8 @@ def _quantize(lowered: Lowered, x: str) -> dict[str, str]:
     n = prod(int(dim) for dim in rest)
     names = {key: f"{key}.{rows}.{n}" for key in ("xq", "xs", "xsum", "xtotal")}
     lowered.operands[names["xq"]] = Operand("buffer", "i8", (rows, n))
-    for key, dtype in (("xs", "f32"), ("xsum", "i32"), ("xtotal", "f32")):
-        lowered.operands[names[key]] = Operand("buffer", dtype, (rows, n // 32))
+    for key, dtype, each in (("xs", "f32", 32), ("xsum", "i32", 16), ("xtotal", "f32", 32)):
+        lowered.operands[names[key]] = Operand("buffer", dtype, (rows, n // each))
     row = Row("quantize", {**names, "x": x})
     _append(lowered, row, tuned=_has_tuned(lowered, row))
     return names
