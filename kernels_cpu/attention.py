@@ -19,6 +19,7 @@ from kernels_cpu.simd import (
     load_half,
     maximum,
     mul,
+    prefetch,
     splat_f32,
     spread_f32,
     store_f32,
@@ -39,15 +40,22 @@ TILE_FLOATS = 1024  # ROWS * 256 components
 TILE_SCORES = 256  # ROWS * BLOCK_TOKENS
 NOTHING = np.float32(-1e30)  # a score below all scores
 
-KV = {"f16": {"kv": "u16", "load_kv": load_half}, "f32": {"kv": "f32", "load_kv": load_f32}}
+# LINE is how many elements of a cache lie in one cache line.
+KV = {
+    "f16": {"kv": "u16", "load_kv": load_half, "LINE": 32},
+    "f32": {"kv": "f32", "load_kv": load_f32, "LINE": 16},
+}
 
 
-def scores_of(scores, queries, k_cache, base, head_dim):
-    """scores[r, j] = queries[r] . key j, for the 64 keys of the block at `base`."""
+def scores_of(scores, queries, k_cache, v_cache, base, head_dim):
+    """scores[r, j] = queries[r] . key j, for the 64 keys of the block at `base`; asks for the
+    values of the same block meanwhile."""
     sums = f32_registers(SUMS)
     for i in range(SUMS):
         sums[i] = splat_f32(np.float32(0.0))
     for d in range(head_dim):
+        for line in range(BLOCK_TOKENS // LINE):
+            prefetch(v_cache, base + d * BLOCK_TOKENS + line * LINE)
         for j in range(4):
             key = load_kv(k_cache, base + d * BLOCK_TOKENS + j * LANES)
             for r in range(ROWS):
@@ -85,9 +93,10 @@ def exp_of(x):
     return largest_of(exp(splat_f32(x)))
 
 
-def mix(sums_of_rows, shrinks, scores, v_cache, base, head_dim, n, column):
+def mix(sums_of_rows, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, column):
     """sums[r] = sums[r] * shrink[r] + sum of weight[r, j] * value j over the n first tokens of the
-    block, for VECTORS * 16 components from `column` on."""
+    block, for VECTORS * 16 components from `column` on; asks for the keys of the block at
+    `following` meanwhile."""
     sums = f32_registers(SUMS)
     for r in range(ROWS):
         shrink = spread_f32(shrinks, r)
@@ -95,6 +104,8 @@ def mix(sums_of_rows, shrinks, scores, v_cache, base, head_dim, n, column):
             old = load_f32(sums_of_rows, r * head_dim + column + c * LANES)
             sums[r * VECTORS + c] = mul(old, shrink)
     for j in range(n):
+        for line in range(VECTORS * LANES // LINE):
+            prefetch(k_cache, following + j * head_dim + column + line * LINE)
         for c in range(VECTORS):
             value = load_kv(v_cache, base + j * head_dim + column + c * LANES)
             for r in range(ROWS):
@@ -126,17 +137,20 @@ def attend(sums, queries, firsts, lasts, k_cache, v_cache, block_tables, sequenc
     kv_heads = v_cache.shape[1]
     for b in range(first // BLOCK_TOKENS, last // BLOCK_TOKENS + 1):
         base = (block_tables[sequence, b] * kv_heads + g) * BLOCK_TOKENS * head_dim
-        scores_of(scores, queries, k_cache, base, head_dim)
+        scores_of(scores, queries, k_cache, v_cache, base, head_dim)
         start = b * BLOCK_TOKENS
         for r in range(ROWS):
             shrinks[r] = soften(scores, r, firsts[r] - start, lasts[r] + 1 - start, largest, totals)
         n = min(BLOCK_TOKENS, last + 1 - start)
+        following = base
+        if b < last // BLOCK_TOKENS:
+            following = (block_tables[sequence, b + 1] * kv_heads + g) * BLOCK_TOKENS * head_dim
         column = 0
         while column + VECTORS * LANES <= head_dim:
-            mix(sums, shrinks, scores, v_cache, base, head_dim, n, column)
+            mix(sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, column)
             column += VECTORS * LANES
         while column < head_dim:
-            mix_1(sums, shrinks, scores, v_cache, base, head_dim, n, column)
+            mix_1(sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, column)
             column += LANES
     for r in range(ROWS):
         if lasts[r] >= firsts[r]:
