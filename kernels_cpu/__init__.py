@@ -20,6 +20,8 @@ QUANTISED = (
 # Op -> the module that holds its tuned kernel, and the variants that it has there.
 TUNED = {
     "attention": ("kernels_cpu.attention", ("f16", "f32")),
+    "attention_chunks": ("kernels_cpu.split_attention", ("f16", "f32")),
+    "attention_merge": ("kernels_cpu.split_attention", ("",)),
     "matmul": ("kernels_cpu.matmul", ("f32", "f16", "bf16", *QUANTISED)),
     "matmul_int8": ("kernels_cpu.matmul", QUANTISED),
     "quantize": ("kernels_cpu.quantize", ("",)),

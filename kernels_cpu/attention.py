@@ -1,8 +1,9 @@
 """Attention over the paged cache, four rows (a query head of a token) at a time against a block of
 64 tokens.
 
-A row's sums go block by block, and inside a block in a fixed order, so its bits do not depend on
-which rows share its tile. Blocks outside a row's own range change nothing: their weights are 0.
+A row's sums go block by block, inside a block in a fixed order, and chunk by chunk, so its bits do
+not depend on which rows share its tile or on whether threads share its chunks (see
+kernels_cpu.split_attention). Blocks outside a row's own range change nothing: their weights are 0.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from kernels_cpu.stack import stack_f32, stack_i64
 from kernels_cpu.vectors import f32_registers
 from llama3jit.ops.faces import specialise
 from llama3jit.ops.op import AS_WRITTEN, op
+from llama3jit.ops.split_attention import CHUNK, NOTHING
 
 LANES = 16
 BLOCK_TOKENS = 64
@@ -38,7 +40,6 @@ VECTORS = 4  # vectors of 16 components that a pass over the values keeps in reg
 SUMS = 16  # ROWS * 4 vectors of tokens, or of components
 TILE_FLOATS = 1024  # ROWS * 256 components
 TILE_SCORES = 256  # ROWS * BLOCK_TOKENS
-NOTHING = np.float32(-1e30)  # a score below all scores
 
 # LINE is how many elements of a cache lie in one cache line.
 KV = {
@@ -119,22 +120,32 @@ def mix(sums_of_rows, shrinks, scores, v_cache, k_cache, base, following, head_d
 mix_1 = specialise(mix, VECTORS=1, SUMS=4)
 
 
-def attend(sums, queries, firsts, lasts, k_cache, v_cache, block_tables, sequence, g, head_dim):
-    """Weighted sums of values, divided by the sums of weights, for rows of one sequence. Row r sees
-    tokens firsts[r] to lasts[r]; none if lasts[r] < firsts[r]."""
-    scores = stack_f32(TILE_SCORES)
-    shrinks = stack_f32(ROWS)
-    largest = stack_f32(ROWS)
-    totals = stack_f32(ROWS)
-    first = firsts[0]
-    last = lasts[0]
+def clear(sums, largest, totals, head_dim):
+    """Nothing seen yet, for all rows of a tile."""
+    zero = splat_f32(np.float32(0.0))
     for r in range(ROWS):
         largest[r] = NOTHING
         totals[r] = np.float32(0.0)
-        if lasts[r] >= firsts[r]:
-            first = min(first, firsts[r])
-            last = max(last, lasts[r])
+        for column in range(0, head_dim, LANES):
+            store_f32(sums, r * head_dim + column, zero)
+
+
+def attend(
+    sums, largest, totals, queries, firsts, lasts, k_cache, v_cache, block_tables, sequence, g, c
+):
+    """What rows of one sequence see in chunk c: the largest score, the total of the weights and the
+    weighted sum of the values of each. Row r sees tokens firsts[r] to lasts[r]."""
+    head_dim = v_cache.shape[3]
     kv_heads = v_cache.shape[1]
+    scores = stack_f32(TILE_SCORES)
+    shrinks = stack_f32(ROWS)
+    clear(sums, largest, totals, head_dim)
+    first = (c + 1) * CHUNK
+    last = -1
+    for r in range(ROWS):
+        if lasts[r] >= firsts[r]:
+            first = min(first, max(firsts[r], c * CHUNK))
+            last = max(last, min(lasts[r], (c + 1) * CHUNK - 1))
     for b in range(first // BLOCK_TOKENS, last // BLOCK_TOKENS + 1):
         base = (block_tables[sequence, b] * kv_heads + g) * BLOCK_TOKENS * head_dim
         scores_of(scores, queries, k_cache, v_cache, base, head_dim)
@@ -152,12 +163,50 @@ def attend(sums, queries, firsts, lasts, k_cache, v_cache, block_tables, sequenc
         while column < head_dim:
             mix_1(sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, column)
             column += LANES
+
+
+def take_in(whole, whole_at, largest, total, part, part_at, part_largest, part_total, head_dim):
+    """Add a chunk's sums to the whole's; the new (largest, total). A chunk without weight changes
+    no bit."""
+    if part_total == np.float32(0.0):
+        return largest, total
+    top = max(largest, part_largest)
+    keep = exp_of(largest - top)
+    share = exp_of(part_largest - top)
+    for column in range(0, head_dim, LANES):
+        old = mul(load_f32(whole, whole_at + column), splat_f32(keep))
+        new = fma(load_f32(part, part_at + column), splat_f32(share), old)
+        store_f32(whole, whole_at + column, new)
+    return top, total * keep + part_total * share
+
+
+def divide(out, out_at, sums, at, total, head_dim):
+    """Store a row's sums divided by the total of its weights."""
+    share = splat_f32(np.float32(1.0) / total)
+    for column in range(0, head_dim, LANES):
+        store_f32(out, out_at + column, mul(load_f32(sums, at + column), share))
+
+
+def set_rows(queries, firsts, lasts, q, positions, seq_of, scale, window, g, group, row, end):
+    """Fill a tile with as many rows from `row` on as belong to one sequence; the others see no
+    token. How many that are."""
+    head_dim = q.shape[2]
+    sequence = seq_of[row // group]
+    n = 0
     for r in range(ROWS):
-        if lasts[r] >= firsts[r]:
-            share = splat_f32(np.float32(1.0) / totals[r])
-            for column in range(0, head_dim, LANES):
-                at = r * head_dim + column
-                store_f32(sums, at, mul(load_f32(sums, at), share))
+        firsts[r] = 0
+        lasts[r] = -1
+        t = min(row + r, end - 1) // group
+        h = g * group + (row + r) % group
+        mine = row + r < end and seq_of[t] == sequence and n == r
+        if mine:
+            n += 1
+            lasts[r] = positions[t]
+            if window > 0:
+                firsts[r] = max(0, positions[t] - window + 1)
+        for d in range(head_dim):
+            queries[r * head_dim + d] = q[t, h, d] * scale if mine else np.float32(0.0)
+    return n
 
 
 @op(variants=KV, fastmath=AS_WRITTEN)
@@ -178,11 +227,17 @@ def attention(
     The rows of a KV head are the query heads that share it, token after token; an item is four.
     """
     head_dim = q.shape[2]
+    heads = q.shape[1]
     kv_heads = v_cache.shape[1]
-    group = q.shape[1] // kv_heads
+    group = heads // kv_heads
     rows = q.shape[0] * group
     queries = stack_f32(TILE_FLOATS)
+    whole = stack_f32(TILE_FLOATS)
+    whole_largest = stack_f32(ROWS)
+    whole_totals = stack_f32(ROWS)
     sums = stack_f32(TILE_FLOATS)
+    largest = stack_f32(ROWS)
+    totals = stack_f32(ROWS)
     firsts = stack_i64(ROWS)
     lasts = stack_i64(ROWS)
     for item in items:
@@ -190,29 +245,27 @@ def attention(
         row = item // kv_heads * ROWS
         end = min(row + ROWS, rows)
         while row < end:
-            # As many rows as belong to one sequence; the others of the tile see no token.
-            sequence = seq_of[row // group]
-            n = 0
-            for r in range(ROWS):
-                firsts[r] = 0
-                lasts[r] = -1
-                t = min(row + r, rows - 1) // group
-                mine = row + r < end and seq_of[t] == sequence and n == r
-                if mine:
-                    n += 1
-                    lasts[r] = positions[t]
-                    if window > 0:
-                        firsts[r] = max(0, positions[t] - window + 1)
-                h = g * group + (row + r) % group
-                for d in range(head_dim):
-                    queries[r * head_dim + d] = q[t, h, d] * scale if mine else np.float32(0.0)
-                    sums[r * head_dim + d] = np.float32(0.0)
-            attend(
-                sums, queries, firsts, lasts, k_cache, v_cache, block_tables, sequence, g, head_dim
+            n = set_rows(
+                queries, firsts, lasts, q, positions, seq_of, scale, window, g, group, row, end
             )
+            clear(whole, whole_largest, whole_totals, head_dim)
+            sequence = seq_of[row // group]
+            # Positions rise along the rows of a sequence, so the ends are the first's and last's.
+            for c in range(firsts[0] // CHUNK, lasts[n - 1] // CHUNK + 1):
+                attend(
+                    sums, largest, totals, queries, firsts, lasts,
+                    k_cache, v_cache, block_tables, sequence, g, c,
+                )  # fmt: skip
+                for r in range(n):
+                    at = r * head_dim
+                    whole_largest[r], whole_totals[r] = take_in(
+                        whole, at, whole_largest[r], whole_totals[r],
+                        sums, at, largest[r], totals[r], head_dim,
+                    )  # fmt: skip
             for r in range(n):
                 t = (row + r) // group
                 h = g * group + (row + r) % group
-                for d in range(head_dim):
-                    out[t, h, d] = sums[r * head_dim + d]
+                divide(
+                    out, (t * heads + h) * head_dim, whole, r * head_dim, whole_totals[r], head_dim
+                )
             row += n

@@ -19,6 +19,8 @@ MODULES = {
     "add": "add",
     "add_bias": "add",
     "attention": "attention",
+    "attention_chunks": "split_attention",
+    "attention_merge": "split_attention",
     "embed": "embed",
     "kv_append": "kv_append",
     "matmul": "matmul",

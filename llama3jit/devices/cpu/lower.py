@@ -12,6 +12,7 @@ from llama3jit.compile.units import Unit
 from llama3jit.model.plan import Operand, Plan, Row
 from llama3jit.ops.op import Op
 from llama3jit.ops.pack import padded_rows
+from llama3jit.ops.split_attention import FEW
 
 
 @dataclass(slots=True)
@@ -28,13 +29,15 @@ class Lowered:
     packed: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def lower(plan: Plan, precision: str) -> Lowered:
+def lower(plan: Plan, precision: str, *, split: bool = False) -> Lowered:
     """Choose a kernel for every row; `precision` "fast" allows int8 activations, "exact" does
-    not."""
+    not. `split` is for a few tokens over long contexts, whose chunks the threads then share."""
     lowered = Lowered(operands=dict(plan.operands))
     quantised: dict[str, dict[str, str]] = {}
     for row in plan.rows:
-        if row.op == "matmul":
+        if split and row.op == "attention":
+            _split_attention(lowered, row)
+        elif row.op == "matmul":
             _lower_matmul(lowered, row, precision, quantised)
         else:
             _append(lowered, row, tuned=_has_tuned(lowered, row))
@@ -84,10 +87,22 @@ def _append(lowered: Lowered, row: Row, *, tuned: bool) -> None:
 def _has_tuned(lowered: Lowered, row: Row) -> bool:
     if row.op not in TUNED or row.variant not in TUNED[row.op][1]:
         return False
-    if row.op == "attention":
-        head_dim = lowered.operands[str(row.operands["q"])].shape[-1]
+    if row.op.startswith("attention"):
+        head_dim = lowered.operands[str(row.operands.get("q", row.operands["out"]))].shape[-1]
         return isinstance(head_dim, int) and head_dim % 16 == 0 and head_dim <= 256
     return True
+
+
+def _split_attention(lowered: Lowered, row: Row) -> None:
+    _, heads, head_dim = lowered.operands[str(row.operands["q"])].shape
+    lowered.operands["chunk.sums"] = Operand("buffer", "f32", (FEW, heads, "chunks", head_dim))
+    lowered.operands["chunk.weights"] = Operand("buffer", "f32", (FEW, heads, "chunks", 2))
+    parts: dict[str, str | float | int] = {"sums": "chunk.sums", "weights": "chunk.weights"}
+    inputs = {name: value for name, value in row.operands.items() if name != "out"}
+    chunks = Row("attention_chunks", {**parts, **inputs}, row.variant)
+    merge = Row("attention_merge", {"out": row.operands["out"], **parts})
+    for each in (chunks, merge):
+        _append(lowered, each, tuned=_has_tuned(lowered, each))
 
 
 def _lower_matmul(
