@@ -1,7 +1,8 @@
-"""Compiled objects on disk: a file a unit, named by its key, with a checksum in front.
+"""Compiled code on disk: a file a unit, named by its key, with a checksum at its end.
 
 Files are written whole and renamed into place, so that two processes may build the same unit; a
-file that is cut short or altered is not used but built again.
+file that is cut short or altered is not used but built again. What is not used for a long time may
+be deleted at any time.
 """
 
 from __future__ import annotations
@@ -13,10 +14,14 @@ import warnings
 from functools import cache
 from pathlib import Path
 
+from llama3jit.compile.sources import key
 from llama3jit.compile.targets import Target
-from llama3jit.compile.units import Unit, key
+from llama3jit.compile.units import Unit
 
 DIGEST_BYTES = 32
+
+# A shared library where the machine that built it had a linker, else an object for LLVM to link.
+SUFFIXES = (".so", ".o")
 
 
 class CacheWarning(UserWarning):
@@ -25,14 +30,10 @@ class CacheWarning(UserWarning):
 
 @cache
 def folder() -> Path:
-    """Where objects are kept: LLAMA3JIT_CACHE, else the user's cache folder, else a new temporary
-    folder, with a warning, if that cannot be written."""
-    chosen = os.environ.get("LLAMA3JIT_CACHE")
-    if not chosen:
-        from platformdirs import user_cache_dir
-
-        chosen = user_cache_dir("llama3jit")
-    path = Path(chosen) / "kernels"
+    """Where compiled code is kept: LLAMA3JIT_CACHE, else the user's cache folder, else a new
+    temporary folder, with a warning, if that cannot be written."""
+    chosen = user_folder()
+    path = chosen / "kernels"
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):
@@ -48,21 +49,40 @@ def folder() -> Path:
     return path
 
 
-def path_of(unit: Unit, target: Target) -> Path:
-    """The file of a unit for a target, whether it is there or not."""
-    return folder() / f"{unit.stem}-{target.name}-{key(unit, target)[:24]}.o"
+def user_folder() -> Path:
+    """The folder that was chosen for caches, whether it can be written or not."""
+    chosen = os.environ.get("LLAMA3JIT_CACHE")
+    if chosen:
+        return Path(chosen)
+    from platformdirs import user_cache_dir
+
+    return Path(user_cache_dir("llama3jit"))
+
+
+def stem_of(unit: Unit, target: Target) -> str:
+    """A unit's file name for a target, without its suffix."""
+    return f"{unit.stem}-{target.name}-{key(unit, target)[:24]}"
+
+
+def find(unit: Unit, target: Target) -> Path | None:
+    """The unit's file, if there is a sound one. Looks without making the folder."""
+    for suffix in SUFFIXES:
+        path = user_folder() / "kernels" / (stem_of(unit, target) + suffix)
+        if unsealed(path) is not None:
+            return path
+    return None
 
 
 def sealed(code: bytes) -> bytes:
-    """An object as it is stored."""
-    return hashlib.sha256(code).digest() + code
+    """Code as it is stored. A loader of shared libraries does not look past their end."""
+    return code + hashlib.sha256(code).digest()
 
 
-def read(path: Path) -> bytes | None:
-    """The object in a file, or None if there is no sound one."""
+def unsealed(path: Path) -> bytes | None:
+    """The code in a file, or None if it is not all there."""
     try:
         stored = path.read_bytes()
     except OSError:
         return None
-    digest, code = stored[:DIGEST_BYTES], stored[DIGEST_BYTES:]
+    code, digest = stored[:-DIGEST_BYTES], stored[-DIGEST_BYTES:]
     return code if code and hashlib.sha256(code).digest() == digest else None

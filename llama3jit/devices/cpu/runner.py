@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama3jit.compile.library import Library, Progress
-from llama3jit.compile.units import Unit
+from llama3jit.compile.units import WALKER, Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import Dims, assemble
 from llama3jit.devices.cpu.lower import Lowered, lower
-from llama3jit.devices.cpu.pool import WALKER, Pool, get_pool
+from llama3jit.devices.cpu.pool import Pool, get_pool
 from llama3jit.errors import DeviceError
 from llama3jit.model import weights
 from llama3jit.model.batch import Batch
