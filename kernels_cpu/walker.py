@@ -43,7 +43,7 @@ CONTROL_BYTES = 8 * LINE
 # Tickets that a thread draws for a row if the work is even; more let a slow thread fall behind.
 DRAWS = 8
 
-CANCELLED = 1
+CANCELLED = 2**32  # an op fails with a status of 32 bits
 
 
 @njit

@@ -1,14 +1,17 @@
 """Building and loading: progress, and kernels that do not compile or must not be called."""
 
 import textwrap
+from importlib import import_module
 
 import numpy as np
 import pytest
+from op_faces import run_compiled
 
+from llama3jit import ops
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import Unit, symbols
-from llama3jit.devices.cpu.pool import WALKER
-from llama3jit.errors import CompileError
+from llama3jit.devices.cpu.pool import WALKER, Pool
+from llama3jit.errors import CompileError, DeviceError
 
 BROKEN = """
     from __future__ import annotations
@@ -26,6 +29,13 @@ BROKEN = """
     def stranger(out: f32[n], items: n):
         for i in items:
             out[i] = getpid()
+
+    @op
+    def raising(out: f32[n], items: n):
+        for i in items:
+            if out[i] > 2:
+                raise ValueError("more than 2")
+            out[i] += 1
 
     @op
     def sound(out: f32[n], items: n):
@@ -54,6 +64,19 @@ def test_a_kernel_that_does_not_compile_says_why(broken):
     assert "it calls getpid" in words
     # What did compile was kept.
     assert Library(units[2:]).built == 0
+
+
+def test_a_kernel_that_raises_fails_the_pass_and_not_the_process(broken, monkeypatch):
+    monkeypatch.setattr(ops, "find", lambda name: getattr(import_module(broken), name))
+    unit = Unit(broken, "raising")
+    library = Library([WALKER, unit])
+    pool = Pool(2, library)
+    with pytest.raises(DeviceError, match=r"a compiled op failed with status \d+"):
+        run_compiled(library, pool, unit, {"out": np.arange(9, dtype=np.float32)})
+    small = np.zeros(9, np.float32)
+    run_compiled(library, pool, unit, {"out": small})
+    assert small.tolist() == [1] * 9
+    pool.stop()
 
 
 def test_a_module_that_is_not_there():

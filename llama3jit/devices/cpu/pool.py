@@ -21,7 +21,7 @@ from llama3jit.errors import CancelledError, DeviceError
 LINE_WORDS = 8
 THREADS = 1 * LINE_WORDS + 3
 CONTROL_WORDS = 8 * LINE_WORDS
-CANCELLED = 1
+CANCELLED = 2**32
 
 _pools: dict[int, Pool] = {}
 _lock = threading.Lock()
@@ -40,11 +40,12 @@ class Pool:
         self._run = self._function("run", 5)
         self._stop = self._function("stop", 1)
         self._process = os.getpid()
-        serve = self._function("serve", 2)
         for i in range(threads - 1):
-            threading.Thread(
-                target=serve, args=(self._address, 0), name=f"llama3jit-{i + 1}", daemon=True
-            ).start()
+            threading.Thread(target=self._serve, name=f"llama3jit-{i + 1}", daemon=True).start()
+
+    def _serve(self) -> None:
+        """What a worker does; by `self` it keeps its code and the control block in memory."""
+        self._function("serve", 2)(self._address, 0)
 
     def _function(self, name: str, n_arguments: int) -> Callable[..., int]:
         int64 = ctypes.c_int64
