@@ -20,15 +20,18 @@ Progress = Callable[[int, int, str], None]
 SETTINGS = ("NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK", "NUMBA_OPT", "NUMBA_DEBUGINFO")
 
 
-def build(files: dict[Unit, Path], target: Target, progress: Progress | None = None) -> None:
-    """Compile units into files without their suffixes, in as many processes as help.
+def build(
+    files: dict[Unit, Path], target: Target, progress: Progress | None = None, why: str = ""
+) -> None:
+    """Compile units into files without their suffixes, in as many processes as help. `why` is told
+    to `progress` at the start, in place of a name.
 
     Raises CompileError with the compiler's own words when one does not compile.
     """
     units = list(files)
     lanes = min(len(units), _usable_cores(), 8)
     processes = [_start({u: files[u] for u in units[lane::lanes]}, target) for lane in range(lanes)]
-    watch = _Watch(len(units), progress)
+    watch = _Watch(len(units), progress, why)
     threads = [threading.Thread(target=watch.follow, args=(p,), daemon=True) for p in processes]
     threads += [threading.Thread(target=watch.listen, args=(p,), daemon=True) for p in processes]
     try:
@@ -54,7 +57,7 @@ def build(files: dict[Unit, Path], target: Target, progress: Progress | None = N
 class _Watch:
     """What the builder processes say."""
 
-    def __init__(self, total: int, progress: Progress | None) -> None:
+    def __init__(self, total: int, progress: Progress | None, why: str) -> None:
         self.done = 0
         self.failed: list[str] = []
         self.complaints: list[str] = []
@@ -62,7 +65,7 @@ class _Watch:
         self._progress = progress
         self._lock = threading.Lock()
         if progress:
-            progress(0, total, "")
+            progress(0, total, why)
 
     def follow(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None

@@ -129,8 +129,11 @@ def main(arguments: list[str]) -> int:
         name, _, path = argument.partition("=")
         try:
             store(path, build(Unit(*name.split(":"))))
-        except Exception:
-            traceback.print_exc()
+        except Exception as error:
+            if isinstance(error, (OSError, CompileError)):
+                print(error, file=sys.stderr)  # the message says all
+            else:
+                traceback.print_exc()
             print(f"failed {name}", flush=True)
             failures += 1
             continue

@@ -9,27 +9,26 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from llama3jit.compile import cache, selftest
-from llama3jit.compile.artifact import SHIPPED, open_artifact
+from llama3jit.compile import artifact, cache, selftest
 from llama3jit.compile.build import Progress, build
 from llama3jit.compile.loading import Addresses, load_objects, load_shared
-from llama3jit.compile.targets import host_target
+from llama3jit.compile.lock import locked
+from llama3jit.compile.targets import Target, host_target
 from llama3jit.compile.units import WALKER, Unit
 from llama3jit.errors import CompileError, InvalidArgumentError
 
-__all__ = ["Library", "Progress", "rungs"]
+__all__ = ["Library", "Progress", "rungs", "survey"]
 
 RUNGS = ("shipped", "cache", "jit")
 
 
 def rungs() -> tuple[list[str], Path]:
-    """The rungs to try, in order, and the folder of shipped code. LLAMA3JIT_KERNELS forces one of
-    RUNGS, or names a folder that alone is used."""
+    """The rungs to try, in order, and the folder of shipped code. LLAMA3JIT_KERNELS forces some of
+    RUNGS ("cache" or "cache,jit"), or names a folder that alone is used."""
     forced = os.environ.get("LLAMA3JIT_KERNELS", "")
-    if not forced:
-        return list(RUNGS), SHIPPED
-    if forced in RUNGS:
-        return [forced], SHIPPED
+    names = forced.split(",") if forced else RUNGS
+    if set(names) <= set(RUNGS):
+        return [rung for rung in RUNGS if rung in names], artifact.SHIPPED
     if os.sep in forced or Path(forced).is_dir():
         return ["shipped"], Path(forced)
     raise InvalidArgumentError(
@@ -59,21 +58,17 @@ class Library:
         if "shipped" in order:
             self._take_shipped(folder, wanted)
         if "cache" in order:
-            self._take_cached(self._missing(wanted), "cache")
+            self._take_cached(self._missing(wanted), "cache", cache.kept())
+        if "jit" in order and self._missing(wanted):
+            self._compile(wanted, progress, again="cache" not in order)
         missing = self._missing(wanted)
-        if missing and "jit" in order:
-            folder = cache.folder()
-            build(
-                {u: folder / cache.stem_of(u, self.target) for u in missing}, self.target, progress
-            )
-            self._take_cached(missing, "jit")
-            missing = self._missing(wanted)
         if missing:
             why = "; ".join(f"{rung}: {reason}" for rung, reason in self.reasons.items())
             names = ", ".join(map(str, missing[:3])) + (", ..." if len(missing) > 3 else "")
+            todo = "" if "jit" in order else "; unset LLAMA3JIT_KERNELS to compile them"
             raise CompileError(
                 f"{len(missing)} kernels ({names}) are not to be had from {', '.join(order)}"
-                f"{f' ({why})' if why else ''}; unset LLAMA3JIT_KERNELS to compile them"
+                f"{f' ({why})' if why else ''}{todo}"
             )
 
     @property
@@ -90,34 +85,68 @@ class Library:
 
     def _take_shipped(self, folder: Path, wanted: list[Unit]) -> None:
         try:
-            artifact = open_artifact(folder, self.target)
-            units = [unit for unit in wanted if unit in artifact.units]
-            handle, addresses = load_shared(artifact.path, units)
-            selftest.check(addresses, WALKER)
+            handle, addresses = open_shipped(folder, self.target, wanted)
         except CompileError as error:
             self.reasons["shipped"] = str(error)
             return
-        if len(units) < len(wanted):
-            self.reasons["shipped"] = f"{len(wanted) - len(units)} kernels were edited or added"
         self._keep(handle, addresses, "shipped")
+        missing = self._missing(wanted)
+        if missing:
+            self.reasons["shipped"] = f"{len(missing)} kernels were edited or added"
 
-    def _take_cached(self, wanted: list[Unit], rung: str) -> None:
+    def _take_cached(self, wanted: list[Unit], rung: str, folder: Path) -> None:
+        """What the folder has; code that does not load is as good as none."""
         objects = {}
         for unit in wanted:
-            path = cache.find(unit, self.target)
+            path = cache.find(unit, self.target, folder)
             if path is None:
-                self.reasons["cache"] = f"it has no sound file of {unit} for {self.target.name}"
+                self.reasons[rung] = f"no sound file of {unit} for {self.target.name} in {folder}"
             elif path.suffix == ".o":
                 objects[unit] = path
             else:
-                self._keep(*load_shared(path, [unit]), rung)
+                try:
+                    self._keep(*load_shared(path, [unit]), rung)
+                except CompileError as error:
+                    self.reasons[rung] = str(error)
         if objects:
             self._keep(*load_objects(objects, self.target), rung)
+
+    def _compile(self, wanted: list[Unit], progress: Progress | None, *, again: bool) -> None:
+        """Compile what is missing; `again` if a file of the cache is not to be taken for it."""
+        folder = cache.folder()
+
+        def found_by_another() -> bool:
+            units = self._missing(wanted)
+            return not again and all(cache.find(u, self.target, folder) for u in units)
+
+        with locked(folder, found_by_another):
+            if not again:
+                self._take_cached(self._missing(wanted), "cache", folder)
+            files = {u: folder / cache.stem_of(u, self.target) for u in self._missing(wanted)}
+            if files:
+                why = self.reasons.get("shipped") or self.reasons.get("cache") or ""
+                build(files, self.target, progress, why)
+                cache.prune(files, self.target, folder)
+        self._take_cached(list(files), "jit", folder)
 
     def _keep(self, handle: Any, addresses: Addresses, rung: str) -> None:
         self._handles.append(handle)
         self._addresses.update(addresses)
         self.rung_of.update(dict.fromkeys(addresses, rung))
+
+
+def open_shipped(folder: Path, target: Target, wanted: Sequence[Unit]) -> tuple[Any, Addresses]:
+    """Those of the units that a folder of shipped code has for a target: what keeps them loaded,
+    and their addresses, after a trial.
+
+    Raises CompileError, which says why, if none can be used.
+    """
+    shipped = artifact.open_artifact(folder, target)
+    tried = [unit for unit in (WALKER, selftest.PROBE) if unit in shipped.units]
+    units = [unit for unit in wanted if unit in shipped.units]
+    handle, addresses = load_shared(shipped.path, [*units, *tried])
+    selftest.check(addresses, WALKER)
+    return handle, {unit: addresses[unit] for unit in units}
 
 
 def survey(units: Sequence[Unit]) -> tuple[dict[Unit, str], dict[str, str]]:
@@ -130,11 +159,7 @@ def survey(units: Sequence[Unit]) -> tuple[dict[Unit, str], dict[str, str]]:
     found: dict[Unit, str] = {}
     if "shipped" in order:
         try:
-            artifact = open_artifact(folder, target)
-            shipped = [unit for unit in units if unit in artifact.units]
-            _, addresses = load_shared(artifact.path, shipped)
-            selftest.check(addresses, WALKER)
-            found.update(dict.fromkeys(shipped, "shipped"))
+            found.update(dict.fromkeys(open_shipped(folder, target, units)[1], "shipped"))
         except CompileError as error:
             reasons["shipped"] = str(error)
     for unit in units:

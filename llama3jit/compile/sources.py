@@ -17,9 +17,14 @@ from pathlib import Path
 from llama3jit.compile.targets import Target
 from llama3jit.compile.units import Unit
 
-OURS = re.compile(r"(?:llama3jit\.(?:ops|compile)|kernels_cpu)\.\w+")
+OURS = re.compile(r"(?:llama3jit\.ops|kernels_cpu)\.\w+")
 # How entries and objects are made is part of every unit.
-MAKERS = ("llama3jit.compile.entry", "llama3jit.compile.builder")
+MAKERS = (
+    "llama3jit.compile.builder",
+    "llama3jit.compile.entry",
+    "llama3jit.compile.link",
+    "llama3jit.compile.units",
+)
 TOOLS = ("numba", "llvmlite", "numpy")
 
 ROOT = Path(__file__).parents[2]

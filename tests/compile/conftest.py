@@ -19,12 +19,12 @@ OneOp = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def start_op() -> Callable[..., subprocess.Popen[str]]:
-    """start_op(unit, root=..., **environment): the process."""
+    """start_op(unit, root=..., **environment): the process. More units may follow after blanks."""
 
     def start(unit: str, root: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
         paths = os.pathsep.join(map(str, (root, ROOT / "tests" / "ops")))
         return subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "compile" / "one_op.py"), unit],
+            [sys.executable, str(ROOT / "tests" / "compile" / "one_op.py"), *unit.split()],
             env={**os.environ, "PYTHONPATH": paths, **environment},
             cwd=root,
             stdout=subprocess.PIPE,
