@@ -45,39 +45,41 @@ def open_artifact(folder: Path, target: Target) -> Artifact:
 
     Raises CompileError, which says why, if there is none that can be used.
     """
-    manifest = _read_manifest(folder)
-    entry = manifest["targets"].get(target.name)
-    if entry is None:
-        raise CompileError(f"{folder} has no code for {target.name}")
-    path = folder / entry["file"]
+    manifest = folder / MANIFEST
+    try:
+        file, sha256, keys = _read_manifest(manifest, target)
+    except FileNotFoundError as error:
+        raise CompileError(f"there is no {manifest}") from error
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CompileError(f"{manifest} is not a manifest of compiled code: {error!r}") from error
+    path = folder / file
     try:
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise CompileError(f"{path} cannot be read: {error.strerror}") from error
-    if digest != entry["sha256"]:
+    if digest != sha256:
         raise CompileError(f"{path} is not the file that its manifest describes")
-    names = entry["units"]
-    if manifest["sources"] != sources.everything():
-        names = {
-            name: unit
-            for name, unit in names.items()
-            if unit["key"] == sources.source_key(Unit(*name.split(":")), target)
-        }
-    return Artifact(path, frozenset(Unit(*name.split(":")) for name in names))
+    return Artifact(path, frozenset(u for u, key in keys.items() if key in (None, _key(u, target))))
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    path = folder / MANIFEST
-    try:
-        manifest: dict[str, Any] = json.loads(path.read_bytes())
-        if manifest["format"] != FORMAT:
-            raise CompileError(f"{path} has format {manifest['format']}, this version {FORMAT}")
-        manifest["targets"], manifest["sources"]
-        return manifest
-    except FileNotFoundError as error:
-        raise CompileError(f"there is no {path}") from error
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CompileError(f"{path} is not a manifest of compiled code: {error}") from error
+def _read_manifest(path: Path, target: Target) -> tuple[str, str, dict[Unit, str | None]]:
+    """A target's file, its sha256, and for each unit the key that must be its own; None where all
+    sources are those that the file was built from."""
+    manifest = json.loads(path.read_bytes())
+    if manifest["format"] != FORMAT:
+        raise CompileError(f"{path} has format {manifest['format']}, this version reads {FORMAT}")
+    if target.name not in manifest["targets"]:
+        found = ", ".join(manifest["targets"]) or "nothing"
+        raise CompileError(f"{path} has code for {found}, this processor is {target.name}")
+    entry = manifest["targets"][target.name]
+    unchanged = manifest["sources"] == sources.everything()
+    units = {Unit(*name.split(":")): unit["key"] for name, unit in entry["units"].items()}
+    return entry["file"], entry["sha256"], dict.fromkeys(units) if unchanged else units
+
+
+def _key(unit: Unit, target: Target) -> str:
+    """The unit's key by the sources here; no key fits a unit whose module is not here."""
+    return sources.source_key(unit, target) if sources.path_of(unit.module) else ""
 
 
 def write_artifact(folder: Path, built: dict[Target, dict[Unit, Path]]) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,15 @@ import pytest
 ROOT = Path(__file__).parents[2]
 sys.path.append(str(ROOT / "tests" / "ops"))  # for its helpers
 OneOp = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package without shipped code, to edit."""
+    ignored = shutil.ignore_patterns("__pycache__", "_kernels")
+    for name in ("llama3jit", "kernels_cpu"):
+        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=ignored)
+    return tmp_path / "copy"
 
 
 @pytest.fixture

@@ -1,8 +1,5 @@
 """An edited kernel, helper or form is never served stale, and nothing is built twice."""
 
-import shutil
-from pathlib import Path
-
 import pytest
 
 from llama3jit.compile import sources
@@ -10,8 +7,6 @@ from llama3jit.compile.link import linker
 from llama3jit.compile.sources import closure, key
 from llama3jit.compile.targets import host_target
 from llama3jit.compile.units import Unit
-
-ROOT = Path(__file__).parents[2]
 
 # The unit, the file to edit, what to replace by what, what that does to the result.
 EDITS = {
@@ -38,14 +33,6 @@ EDITS = {
 
 def _row():
     return [-2 + 4 * i / 23 for i in range(24)]
-
-
-@pytest.fixture
-def copy(tmp_path):
-    for name in ("llama3jit", "kernels_cpu"):
-        ignored = shutil.ignore_patterns("__pycache__", "_kernels")
-        shutil.copytree(ROOT / name, tmp_path / name, ignore=ignored)
-    return tmp_path
 
 
 @pytest.mark.parametrize("name", EDITS)
