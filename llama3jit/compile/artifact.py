@@ -14,14 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llama3jit.compile import sources
 from llama3jit.compile.cache import unsealed
-from llama3jit.compile.link import link
 from llama3jit.compile.targets import Target
 from llama3jit.compile.units import Unit, symbols
 from llama3jit.errors import CompileError
@@ -34,10 +32,19 @@ N_ARGUMENTS = {"entry": 3, "count": 1, "run": 5, "serve": 2, "stop": 1}
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """The code for one target in a folder: the library's file and the units that may be used."""
+    """The code for one target in a folder: the library's file, and for each unit the key that must
+    be its own, None where all sources are those that the file was built from."""
 
     path: Path
-    units: frozenset[Unit]
+    target: Target
+    keys: dict[Unit, str | None]
+
+    def has(self, unit: Unit) -> bool:
+        """Whether the unit is there, and is what the sources say."""
+        if unit not in self.keys or sources.path_of(unit.module) is None:
+            return False
+        key = self.keys[unit]
+        return key is None or key == sources.source_key(unit, self.target)
 
 
 def open_artifact(folder: Path, target: Target) -> Artifact:
@@ -59,12 +66,11 @@ def open_artifact(folder: Path, target: Target) -> Artifact:
         raise CompileError(f"{path} cannot be read: {error.strerror}") from error
     if digest != sha256:
         raise CompileError(f"{path} is not the file that its manifest describes")
-    return Artifact(path, frozenset(u for u, key in keys.items() if key in (None, _key(u, target))))
+    return Artifact(path, target, keys)
 
 
 def _read_manifest(path: Path, target: Target) -> tuple[str, str, dict[Unit, str | None]]:
-    """A target's file, its sha256, and for each unit the key that must be its own; None where all
-    sources are those that the file was built from."""
+    """A target's file, its sha256, and its units' keys as in Artifact."""
     manifest = json.loads(path.read_bytes())
     if manifest["format"] != FORMAT:
         raise CompileError(f"{path} has format {manifest['format']}, this version reads {FORMAT}")
@@ -77,16 +83,13 @@ def _read_manifest(path: Path, target: Target) -> tuple[str, str, dict[Unit, str
     return entry["file"], entry["sha256"], dict.fromkeys(units) if unchanged else units
 
 
-def _key(unit: Unit, target: Target) -> str:
-    """The unit's key by the sources here; no key fits a unit whose module is not here."""
-    return sources.source_key(unit, target) if sources.path_of(unit.module) else ""
-
-
 def write_artifact(folder: Path, built: dict[Target, dict[Unit, Path]]) -> Path:
     """Link the objects of each target and describe them; returns the manifest's path.
 
     A file that is there is replaced whole. Raises CompileError without a linker.
     """
+    from llama3jit.compile.link import link
+
     folder.mkdir(parents=True, exist_ok=True)
     targets = {}
     for target, objects in built.items():
@@ -127,6 +130,8 @@ def _describe(unit: Unit, target: Target) -> dict[str, Any]:
 
 
 def _replace(path: Path, content: bytes) -> None:
+    import tempfile
+
     handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=path.name)
     try:
         with os.fdopen(handle, "wb") as file:

@@ -11,8 +11,6 @@ import atexit
 import hashlib
 import os
 import re
-import shutil
-import tempfile
 import time
 import warnings
 from collections.abc import Iterable
@@ -46,6 +44,9 @@ def folder() -> Path:
     path = kept()
     problem = _problem(path)
     if problem:
+        import shutil
+        import tempfile
+
         warnings.warn(
             f"compiled kernels cannot be kept in {path.parent} ({problem}), so they are built "
             f"for this run alone; set LLAMA3JIT_CACHE to a folder that can be written",
@@ -59,6 +60,8 @@ def folder() -> Path:
 
 def _problem(path: Path) -> str | None:
     """Why code cannot be kept in a folder and loaded from it, in the system's words; makes it."""
+    import tempfile
+
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path) as file:

@@ -7,17 +7,17 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llama3jit.compile import artifact, cache, selftest
-from llama3jit.compile.build import Progress, build
 from llama3jit.compile.loading import Addresses, load_objects, load_shared
 from llama3jit.compile.lock import locked
 from llama3jit.compile.targets import Target, host_target
 from llama3jit.compile.units import WALKER, Unit
 from llama3jit.errors import CompileError, InvalidArgumentError
 
-__all__ = ["Library", "Progress", "rungs", "survey"]
+if TYPE_CHECKING:
+    from llama3jit.compile.build import Progress
 
 RUNGS = ("shipped", "cache", "jit")
 
@@ -57,7 +57,7 @@ class Library:
         wanted = list(dict.fromkeys(units))
         if "shipped" in order:
             self._take_shipped(folder, wanted)
-        if "cache" in order:
+        if "cache" in order and self._missing(wanted):
             self._take_cached(self._missing(wanted), "cache", cache.kept())
         if "jit" in order and self._missing(wanted):
             self._compile(wanted, progress, again="cache" not in order)
@@ -113,6 +113,8 @@ class Library:
 
     def _compile(self, wanted: list[Unit], progress: Progress | None, *, again: bool) -> None:
         """Compile what is missing; `again` if a file of the cache is not to be taken for it."""
+        from llama3jit.compile.build import build
+
         folder = cache.folder()
 
         def found_by_another() -> bool:
@@ -142,8 +144,8 @@ def open_shipped(folder: Path, target: Target, wanted: Sequence[Unit]) -> tuple[
     Raises CompileError, which says why, if none can be used.
     """
     shipped = artifact.open_artifact(folder, target)
-    tried = [unit for unit in (WALKER, selftest.PROBE) if unit in shipped.units]
-    units = [unit for unit in wanted if unit in shipped.units]
+    tried = [unit for unit in (WALKER, selftest.PROBE) if shipped.has(unit)]
+    units = [unit for unit in wanted if shipped.has(unit)]
     handle, addresses = load_shared(shipped.path, [*units, *tried])
     selftest.check(addresses, WALKER)
     return handle, {unit: addresses[unit] for unit in units}

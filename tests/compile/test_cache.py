@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -183,7 +184,7 @@ def test_a_full_disk_is_noticed_before_anything_is_compiled(folder, monkeypatch)
             assert len(content) > 2**20
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cache.tempfile, "TemporaryFile", lambda dir: Full())
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Full())
     with pytest.warns(CacheWarning, match="No space left on device"):
         assert cache.folder() != folder
 
