@@ -4,7 +4,7 @@ MODEL  ?= smollm2-135m-instruct
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help chat test lint fmt bench docs clean
+.PHONY: help chat test lint fmt bench docs kernels wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
@@ -26,13 +26,17 @@ endef
 $(VENV)/.installed: pyproject.toml
 	$(call install,.)
 
+$(VENV)/.wheel-installed: pyproject.toml
+	$(call install,.[wheel])
+	@touch $(VENV)/.installed
+
 $(VENV)/.test-installed: pyproject.toml
 	$(call install,.[test])
 	@touch $(VENV)/.installed
 
 # A python that is gone (another version was installed, the folder was moved) is no environment.
 ifneq ($(shell $(BIN)/python -c 'print(1)' 2>/dev/null),1)
-.PHONY: $(VENV)/.installed $(VENV)/.test-installed
+.PHONY: $(VENV)/.installed $(VENV)/.test-installed $(VENV)/.wheel-installed
 endif
 
 chat: $(VENV)/.installed  ## install, fetch the default model, chat
@@ -58,6 +62,19 @@ bench: $(VENV)/.installed  ## speed of the default model
 docs: $(VENV)/.installed  ## rewrite the generated parts of docs/
 	@$(BIN)/python docs/generate.py
 
+kernels: $(VENV)/.installed  ## compile all kernels for all processor levels, for shipping
+	@$(BIN)/python -m llama3jit compile --target all --out llama3jit/_kernels >/dev/null
+
+# The shared libraries call nothing newer than glibc 2.28 has; auditwheel looks.
+PLATFORM := manylinux_2_28_x86_64
+
+wheel: $(VENV)/.wheel-installed kernels  ## dist/: a wheel with the kernels inside, and an sdist
+	@rm -rf build dist
+	@$(BIN)/python -m build --quiet --wheel -C--build-option=--plat-name=$(PLATFORM)
+	@$(BIN)/python -m build --quiet --sdist
+	@$(BIN)/python -m auditwheel show dist/*.whl
+	@ls -l dist
+
 clean:  ## remove what the targets made (models and compiled kernels in the user's cache stay)
-	@rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf $(VENV) build dist llama3jit/_kernels *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -24,6 +24,7 @@ TUNED = {
     "attention_merge": ("kernels_cpu.split_attention", ("",)),
     "matmul": ("kernels_cpu.matmul", ("f32", "f16", "bf16", *QUANTISED)),
     "matmul_int8": ("kernels_cpu.matmul", QUANTISED),
+    "pack": ("kernels_cpu.pack", ("f32", "f16", "bf16", *QUANTISED)),
     "quantize": ("kernels_cpu.quantize", ("",)),
     "swiglu": ("kernels_cpu.swiglu", ("",)),
 }

@@ -31,6 +31,16 @@ def _bits_to_float(typing_context, bits):
     return types.float32(types.int32), generate
 
 
+@intrinsic
+def _rint(typing_context, x):
+    def generate(context, builder, signature, arguments):
+        kind = ir.FunctionType(ir.FloatType(), [ir.FloatType()])
+        nearest = builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()], kind)
+        return builder.call(nearest, arguments)
+
+    return types.float32(types.float32), generate
+
+
 @njit
 def half_to_float(bits):
     return _half_to_float(bits)
@@ -44,3 +54,8 @@ def float_to_half(x):
 @njit
 def bits_to_float(bits):
     return _bits_to_float(bits)
+
+
+@njit
+def rint(x):
+    return _rint(x)

@@ -46,6 +46,47 @@ def store_i64(typing_context, address, value):
     return types.void(types.int64, types.int64), generate
 
 
+def _bytes_loader(bits):
+    @intrinsic
+    def load(typing_context, array, at):
+        """An unsigned number from byte `at` of an array u8, at any alignment."""
+
+        def generate(context, builder, signature, arguments):
+            pointer = _byte_address(context, builder, signature.args[0], *arguments, bits)
+            value = builder.load(pointer)
+            value.align = 1
+            return builder.zext(value, INT64)
+
+        return types.int64(array, types.intp), generate
+
+    return load
+
+
+def _bytes_storer(bits):
+    @intrinsic
+    def store(typing_context, array, at, value):
+        """The low bits of a number to byte `at` of an array u8, at any alignment."""
+
+        def generate(context, builder, signature, arguments):
+            pointer = _byte_address(context, builder, signature.args[0], *arguments[:2], bits)
+            low = builder.trunc(arguments[2], ir.IntType(bits))
+            builder.store(low, pointer).align = 1
+            return context.get_dummy_value()
+
+        return types.void(array, types.intp, types.int64), generate
+
+    return store
+
+
+def _byte_address(context, builder, array_type, array, at, bits):
+    data = cgutils.create_struct_proxy(array_type)(context, builder, array).data
+    return builder.bitcast(builder.gep(data, [at]), ir.IntType(bits).as_pointer())
+
+
+load_u16, load_u32 = _bytes_loader(16), _bytes_loader(32)
+store_u16, store_u32 = _bytes_storer(16), _bytes_storer(32)
+
+
 @cache
 def viewer(dtype, ndim):
     """An intrinsic `view(address, *shape)`: a C-contiguous array of NumPy dtype name `dtype`."""

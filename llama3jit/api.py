@@ -61,13 +61,8 @@ def load(
     began = time.perf_counter()
     gguf = open_gguf(resolve(path_or_name))
 
-    def build_tokenizer() -> Tokenizer:
-        built = load_tokenizer(gguf.metadata)
-        import_module("llama3jit.text.sandbox")  # jinja2: the first chat would wait for it
-        return built
-
     # It takes long and needs none of the weights; NumPy, which the rest imports, comes after it.
-    tokenizer = Background(build_tokenizer)
+    tokenizer: Background[Tokenizer] = Background(lambda: load_tokenizer(gguf.metadata))
     runner = None
     try:
         config = read_config(gguf)
@@ -93,6 +88,8 @@ def load(
     from llama3jit.engine.engine import Engine
 
     engine = Engine(runner, on_close=gguf.close)
+    # jinja2, which the first chat would wait for; a prompt's pass leaves the interpreter alone.
+    Background(lambda: import_module("llama3jit.text.sandbox")).start()
     return Llama(engine, ready, gguf.metadata, chat_template, time.perf_counter() - began)
 
 

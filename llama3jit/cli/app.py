@@ -26,6 +26,8 @@ COMMANDS = {
     "tokenize": "tokenize",
     "score": "score",
     "bench": "bench",
+    "compile": "compile",
+    "doctor": "doctor",
 }
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it

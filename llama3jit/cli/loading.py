@@ -49,21 +49,21 @@ def model_or_default(model: str | None) -> "str | Path":
 
 
 class Progress:
-    """Shows on stderr how far the compiling of kernels is: a line that is rewritten on a terminal,
-    else one line."""
+    """Says on stderr why kernels are compiled, and on a terminal how far that is."""
 
     def __init__(self) -> None:
         self._width = 0
         self._begun = False
 
     def __call__(self, done: int, total: int, name: str) -> None:
-        if sys.stderr.isatty():
-            line = f"compiling kernels, once: {done}/{total} {name}"
+        if not self._begun:
+            self._begun = True
+            why = f": {name}" if name else ""
+            print(f"compiling {total} kernels, once{why}", file=sys.stderr, flush=True)
+        elif sys.stderr.isatty():
+            line = f"{done}/{total} {name}"
             print(f"\r{line:<{self._width}}", end="", file=sys.stderr, flush=True)
             self._width = max(self._width, len(line))
-        elif not self._begun:
-            print(f"compiling {total} kernels, once ...", file=sys.stderr, flush=True)
-        self._begun = True
 
     def clear(self) -> None:
         """Remove the line."""

@@ -3,7 +3,8 @@ environment once: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES must both be set.
 
     python -m llama3jit.compile.builder MODULE:OP:VARIANT=FILE ...
 
-Each object is written to a new file and renamed into place; one line on stdout says that it is
+FILE gets the suffix ".so" where there is a linker, else ".o"; a FILE that ends in ".o" already is a
+bare object. Files are written whole and renamed into place; one line on stdout says that one is
 there.
 """
 
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from llama3jit.compile.cache import sealed
+from llama3jit.compile.link import link
 from llama3jit.compile.units import Unit, symbols
 from llama3jit.errors import CompileError
 
@@ -126,17 +128,32 @@ def main(arguments: list[str]) -> int:
     for argument in arguments:
         name, _, path = argument.partition("=")
         try:
-            emitted = build(Unit(*name.split(":")))
-        except Exception:
-            traceback.print_exc()
+            store(path, build(Unit(*name.split(":"))))
+        except Exception as error:
+            if isinstance(error, (OSError, CompileError)):
+                print(error, file=sys.stderr)  # the message says all
+            else:
+                traceback.print_exc()
             print(f"failed {name}", flush=True)
             failures += 1
             continue
-        fresh = Path(f"{path}.{os.getpid()}.new")
-        fresh.write_bytes(sealed(emitted))
-        os.replace(fresh, path)
         print(f"built {name}", flush=True)
     return failures
+
+
+def store(path: str, code: bytes) -> None:
+    """Write an object, or link it first if it is to be a shared library and that works."""
+    if not path.endswith(".o"):
+        try:
+            code, path = link([code]), f"{path}.so"
+        except CompileError:
+            path = f"{path}.o"
+    fresh = Path(f"{path}.{os.getpid()}.new")
+    try:
+        fresh.write_bytes(sealed(code))
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ an int64, so that a dim may change between passes while the row stays.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 from llama3jit.ops.op import Op
@@ -17,6 +18,7 @@ WORD = 8
 HEADER_WORDS = 4
 
 
+@cache
 def words(op: Op) -> dict[str, int]:
     """Word index of every parameter that is not a function, and of every dim as "dim NAME"."""
     names = [p.name for p in op.signature.parameters if not p.is_function]

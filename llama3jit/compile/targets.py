@@ -1,13 +1,23 @@
-"""The processors that code is compiled for."""
+"""The processors that code is compiled for, and the one that this is."""
 
 from __future__ import annotations
 
 import platform
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
+
+# LLVM's names where they are not the Linux kernel's.
+KERNEL_NAMES = {
+    "avx512vnni": "avx512_vnni",
+    "avxvnni": "avx_vnni",
+    "bmi": "bmi1",
+    "lzcnt": "abm",
+    "sse4.2": "sse4_2",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +37,7 @@ class Target:
         return ",".join([*(f"+{feature}" for feature in self.features), *self.tuning])
 
 
-# Best first. Levels with "prefer-256-bit" in their tuning would leave half of each register idle.
+# Best first. A level with "prefer-256-bit" in its tuning would leave half of each register idle.
 LEVELS = (
     Target("x86-64-v4-vnni", "x86-64-v4", (*V4, "avx512vnni"), ("-prefer-256-bit",)),
     Target("x86-64-v3-vnni", "x86-64-v3", (*V3, "avxvnni")),
@@ -35,15 +45,61 @@ LEVELS = (
 )
 
 
+def is_x86() -> bool:
+    """Whether this machine is an x86-64 one."""
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
 @cache
 def host_target() -> Target:
     """The best level that this host has, else the host as LLVM sees it."""
-    import llvmlite.binding as llvm
+    return best_level(host_features()) or native_target()
 
-    present = {name for name, there in llvm.get_host_cpu_features().items() if there}
-    if platform.machine().lower() in ("x86_64", "amd64"):
+
+def best_level(present: frozenset[str]) -> Target | None:
+    """The first level whose features are all present; LLVM's names."""
+    if is_x86():
         for level in LEVELS:
             if present.issuperset(level.features):
                 return level
+    return None
+
+
+def host_features(cpuinfo: Path = Path("/proc/cpuinfo")) -> frozenset[str]:
+    """Features of this processor that the system lets programs use, by LLVM's names.
+
+    On Linux the kernel has asked the processor already (cpuid), and leaves out what it does not
+    save between tasks (xgetbv); elsewhere LLVM asks.
+    """
+    flags = cpu_flags(cpuinfo) if is_x86() else frozenset()
+    if not flags:
+        return _llvm_features()
+    known = {feature for level in LEVELS for feature in level.features}
+    return frozenset(name for name in known if KERNEL_NAMES.get(name, name) in flags)
+
+
+def cpu_flags(cpuinfo: Path) -> frozenset[str]:
+    """The "flags" of the first processor in /proc/cpuinfo; nothing if it cannot be read."""
+    try:
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "flags":
+                return frozenset(value.split())
+    except OSError:
+        pass
+    return frozenset()
+
+
+def _llvm_features() -> frozenset[str]:
+    import llvmlite.binding as llvm
+
+    return frozenset(name for name, there in llvm.get_host_cpu_features().items() if there)
+
+
+def native_target() -> Target:
+    """This very processor, for machines that no level fits. Never shipped."""
+    import llvmlite.binding as llvm
+
     cpu = llvm.get_host_cpu_name()
-    return Target(f"native-{platform.machine()}-{cpu}", cpu, tuple(sorted(present)))
+    name = f"native-{platform.machine().lower()}-{cpu}"
+    return Target(name, cpu, tuple(sorted(_llvm_features())))

@@ -9,6 +9,7 @@ variant of the op binds, `items: rows` how many items there are. A dtype that is
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ MODULES = {
 }
 
 
+@cache
 def find(name: str) -> Op:
     """The op of that name, its module imported now."""
     from importlib import import_module

@@ -35,6 +35,10 @@ bits_to_float = Faced(
 )
 
 
+# rint(float32) -> float32: the nearest whole number, halves to even.
+rint = Faced(np.rint, "kernels_cpu.bits:rint", "kernels_cuda.bits:rint")
+
+
 def float_to_float(x):
     """float32 as it is: the reading and writing of an f32 cache."""
     return x

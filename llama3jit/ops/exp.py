@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llama3jit.ops.bits import bits_to_float
+from llama3jit.ops.bits import bits_to_float, rint
 
 LOG2_E = np.float32(1.4426950408889634)
 # ln 2 in two parts; the first has so few bits that its product with any exponent is exact.
@@ -20,7 +20,7 @@ def exp(x):
     x = n ln 2 + r with |r| <= ln 2 / 2, exp(x) = 2^n exp(r), and exp(r) by its Taylor sum.
     """
     x = min(max(x, LOWEST), HIGHEST)
-    n = np.rint(x * LOG2_E)
+    n = rint(x * LOG2_E)
     r = (x - n * LN_2_HIGH) - n * LN_2_LOW
     p = np.float32(1 / 5040)
     p = p * r + np.float32(1 / 720)

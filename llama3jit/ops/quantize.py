@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from llama3jit.ops.bits import rint
 from llama3jit.ops.op import AS_WRITTEN, op
 
 SMALLEST = np.float32(2.0**-126)  # of the scales that have an inverse
@@ -43,7 +44,7 @@ def quantize(
         for k in range(32 * b, 32 * b + 32):
             q = np.int32(0)
             if inverse > np.float32(0.0):
-                q = np.int32(np.rint(x[t, k] * inverse))
+                q = np.int32(rint(x[t, k] * inverse))
             xq[t, k] = q
             xsum[t, k // 16] += q
         xs[t, b] = scale

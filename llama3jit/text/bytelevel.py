@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from llama3jit.errors import ModelFormatError
@@ -67,7 +68,7 @@ def _build_backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Backend:
     from tokenizers import models
 
     kind = find_pretokenizer(vocabulary.pre, vocabulary.is_llama3)
-    pairs: list[Any] = [tuple(merge.split(" ")) for merge in vocabulary.merges]
+    pairs = _pairs(vocabulary.merges) or _checked_merges(vocabulary, ids)
     try:
         model = models.BPE(ids, pairs, ignore_merges=kind.whole_words)
     except Exception:
@@ -79,6 +80,16 @@ def _build_backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Backend:
     if normalizer is not None:
         backend.normalizer = normalizer
     return backend
+
+
+def _pairs(merges: list[str]) -> list[Any]:
+    """The two tokens of each merge, without a loop of Python's; nothing if one is malformed."""
+    if set(map(methodcaller("count", " "), merges)) != {1}:
+        return []
+    parts = "\n".join(merges).replace(" ", "\n").split("\n")
+    if len(parts) != 2 * len(merges):
+        return []
+    return list(zip(parts[::2], parts[1::2], strict=True))
 
 
 def _checked_merges(vocabulary: Vocabulary, ids: dict[str, int]) -> list[Any]:

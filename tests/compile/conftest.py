@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -18,13 +19,22 @@ OneOp = Callable[..., dict[str, Any]]
 
 
 @pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """A copy of the package without shipped code, to edit."""
+    ignored = shutil.ignore_patterns("__pycache__", "_kernels")
+    for name in ("llama3jit", "kernels_cpu"):
+        shutil.copytree(ROOT / name, tmp_path / "copy" / name, ignore=ignored)
+    return tmp_path / "copy"
+
+
+@pytest.fixture
 def start_op() -> Callable[..., subprocess.Popen[str]]:
-    """start_op(unit, root=..., **environment): the process."""
+    """start_op(unit, root=..., **environment): the process. More units may follow after blanks."""
 
     def start(unit: str, root: Path = ROOT, **environment: str) -> subprocess.Popen[str]:
         paths = os.pathsep.join(map(str, (root, ROOT / "tests" / "ops")))
         return subprocess.Popen(
-            [sys.executable, str(ROOT / "tests" / "compile" / "one_op.py"), unit],
+            [sys.executable, str(ROOT / "tests" / "compile" / "one_op.py"), *unit.split()],
             env={**os.environ, "PYTHONPATH": paths, **environment},
             cwd=root,
             stdout=subprocess.PIPE,

@@ -1,6 +1,6 @@
-"""Builds or loads one op, runs it on fixed numbers, and prints what happened as JSON.
+"""Builds or loads ops, runs the first on fixed numbers, and prints what happened as JSON.
 
-python one_op.py MODULE:OP:VARIANT
+python one_op.py MODULE:OP:VARIANT ...
 """
 
 import json
@@ -31,17 +31,22 @@ OPERANDS = {
     },
 }
 
-unit = Unit(*sys.argv[1].split(":"))
+units = [Unit(*argument.split(":")) for argument in sys.argv[1:]]
+unit = units[0]
+told = []
 with warnings.catch_warnings(record=True) as caught:
     warnings.simplefilter("always")
-    library = Library([WALKER, unit])
+    library = Library([WALKER, *units], lambda *call: told.append(call))
 operands = OPERANDS[unit.op]
 run_compiled(library, Pool(1, library), unit, operands)
 print(
     json.dumps(
         {
             "built": library.built,
-            "path": str(cache.path_of(unit, host_target())),
+            "stem": cache.stem_of(unit, host_target()),
+            "rungs": {str(u): rung for u, rung in library.rung_of.items()},
+            "reasons": library.reasons,
+            "told": told,
             "result": next(iter(operands.values())).ravel().tolist(),
             "imported": [name for name in ("numba", "llvmlite") if name in sys.modules],
             "warnings": [str(w.message) for w in caught],

@@ -95,6 +95,7 @@ def test_progress_counts_up(tmp_path, monkeypatch):
     assert library.built == 2
     assert [call[:2] for call in calls] == [(0, 2), (1, 2), (2, 2)]
     assert {call[2] for call in calls[1:]} == {str(unit) for unit in units}
+    assert calls[0][2].startswith("no sound file of "), "why, to begin with"
     calls.clear()
     assert Library(units, lambda *call: calls.append(call)).built == 0
     assert calls == []

@@ -20,9 +20,11 @@ HOST = host_target().name
 
 
 def target_of(monkeypatch, features, machine="x86_64"):
+    """The target of a host whose features LLVM tells, since /proc/cpuinfo does not."""
     import llvmlite.binding as llvm
 
     monkeypatch.setattr(targets.platform, "machine", lambda: machine)
+    monkeypatch.setattr(targets, "cpu_flags", lambda path: frozenset())
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
     return host_target.__wrapped__()
 
@@ -56,8 +58,41 @@ def test_features_that_are_off_do_not_count(monkeypatch):
 
     off = {**dict.fromkeys(V4, False), **dict.fromkeys(V3, True)}
     monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(targets, "cpu_flags", lambda path: frozenset())
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: off)
     assert host_target.__wrapped__().name == "x86-64-v3"
+
+
+# As Linux writes them: "abm" for lzcnt, "bmi1", underscores.
+CPUINFO_V3 = "fpu sse4_2 popcnt movbe avx avx2 f16c fma bmi1 bmi2 abm"
+CPUINFO = {
+    "v3": (CPUINFO_V3, "x86-64-v3"),
+    "no abm": (CPUINFO_V3.replace(" abm", ""), None),
+    "avx_vnni": (f"{CPUINFO_V3} avx_vnni", "x86-64-v3-vnni"),
+    "v4": (
+        f"{CPUINFO_V3} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni amx_tile",
+        "x86-64-v4-vnni",
+    ),
+    "v4 whose registers the system does not save": (f"{CPUINFO_V3} avx512_vnni", "x86-64-v3"),
+    "nothing": ("fpu", None),
+}
+
+
+@pytest.mark.parametrize("name", CPUINFO)
+def test_what_linux_says_of_the_processor(monkeypatch, tmp_path, name):
+    flags, expected = CPUINFO[name]
+    path = tmp_path / "cpuinfo"
+    path.write_text(f"processor\t: 0\nvmx flags\t: x\nflags\t\t: {flags}\n\nprocessor\t: 1\n")
+    monkeypatch.setattr(targets.platform, "machine", lambda: "x86_64")
+    found = targets.best_level(targets.host_features(path))
+    assert (found and found.name) == expected
+
+
+@pytest.mark.skipif(HOST not in NAMES, reason="not an x86-64 with AVX2")
+def test_linux_and_llvm_agree_about_this_processor(tmp_path):
+    known = {feature for level in LEVELS for feature in level.features}
+    by_llvm = targets.host_features(tmp_path / "missing")
+    assert targets.host_features() == by_llvm & known
 
 
 def test_other_processors_are_taken_as_they_are(monkeypatch):
@@ -162,9 +197,9 @@ def disassembled(level, name, variant, folder):
     if tool is None:
         pytest.skip("no objdump")
     mine = next(target for target in LEVELS if target.name == level)
-    code = object_cache.read(object_cache.path_of(unit_of(name, variant, "tuned"), mine))
-    (folder / "code.o").write_bytes(code)
-    command = [tool, "-d", "-w", str(folder / "code.o")]
+    code = object_cache.unsealed(object_cache.find(unit_of(name, variant, "tuned"), mine))
+    (folder / "code").write_bytes(code)
+    command = [tool, "-d", "-w", str(folder / "code")]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 

@@ -14,10 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama3jit.compile.library import Library
-from llama3jit.compile.units import Unit
+from llama3jit.compile.units import WALKER
 from llama3jit.errors import CancelledError, DeviceError
-
-WALKER = Unit("kernels_cpu.walker")
 
 # Word offsets in the control block; kernels_cpu.walker has them in bytes.
 LINE_WORDS = 8

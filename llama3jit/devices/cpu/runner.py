@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from llama3jit.compile.library import Library, Progress
-from llama3jit.compile.units import Unit
+from kernels_cpu import TUNED
+from llama3jit.compile.library import Library
+from llama3jit.compile.units import WALKER, Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import Dims, assemble
-from llama3jit.devices.cpu.lower import Lowered, lower
-from llama3jit.devices.cpu.pool import WALKER, Pool, get_pool
+from llama3jit.devices.cpu.lower import Lowered
+from llama3jit.devices.cpu.pool import Pool, get_pool
 from llama3jit.errors import DeviceError
 from llama3jit.model import weights
 from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
-from llama3jit.model.plan import Operand, Plan, Row
+from llama3jit.model.plan import Operand, Row
 from llama3jit.ops.signature import DTYPES
 
-PACK_MODULE = "llama3jit.ops.pack"
+if TYPE_CHECKING:
+    from llama3jit.compile.build import Progress
+
+PACK_MODULE = TUNED["pack"][0]
+PACKED_AT_ONCE = 256 * 2**20  # bytes of the file that packing keeps in memory
 BATCH_NAMES = ("tokens", "positions", "seq_of", "block_tables", "logits_rows")
 
 
@@ -34,15 +39,14 @@ class CpuRunner:
         self,
         gguf: Any,
         config: ModelConfig,
-        plan: Plan,
+        lowered: Lowered,
         limits: Limits,
         *,
         threads: int,
-        precision: str,
         progress: Progress | None = None,
     ) -> None:
         self.limits = limits
-        self.lowered = lower(plan, precision)
+        self.lowered = lowered
         packers = {Unit(PACK_MODULE, "pack", v) for _, v in self.lowered.packed.values()}
         units = [WALKER, *self.lowered.units, *sorted(packers, key=str)]
         self._library = Library(units, progress)
@@ -89,29 +93,37 @@ class CpuRunner:
             for name in self.lowered.packed
         }
         arena = Arena([prod(shape) for shape in shapes.values()])
-        for name, (weight, variant) in self.lowered.packed.items():
+        names: list[str] = []
+        for name in self.lowered.packed:
             self._arrays[name] = arena.take(shapes[name])
-            self._pack(gguf, name, weight, variant)
-            gguf.release(weight)
+            names.append(name)
+            if sum(self._arrays[name].nbytes for name in names) >= PACKED_AT_ONCE:
+                self._pack(gguf, names)
+                names.clear()
+        if names:
+            self._pack(gguf, names)
 
-    def _pack(self, gguf: Any, name: str, weight: str, variant: str) -> None:
-        packed_operand = self.lowered.operands[name]
-        tensor = gguf.tensors[weight]
-        n = int(tensor.shape[1])
-        raw = Operand("weight", "u8", (n, tensor.nbytes // n))
-        row = Row("pack", {"packed": name, "weight": weight}, variant)
-        arrays = {name: self._arrays[name], weight: weights.matrix(gguf, weight, raw)}
-        words = assemble(
-            [row],
-            [Unit(PACK_MODULE, "pack", variant)],
-            [True],
-            {name: packed_operand, weight: raw},
-            arrays,
-            self._dims,
-            self._library,
-        )
+    def _pack(self, gguf: Any, names: list[str]) -> None:
+        """Pack weights in one pass, so that the tokenizer's thread has the interpreter meanwhile,
+        and let the file's pages go."""
+        rows, units = [], []
+        operands, arrays = {}, {}
+        for name in names:
+            weight, variant = self.lowered.packed[name]
+            tensor = gguf.tensors[weight]
+            n = int(tensor.shape[1])
+            operands[name] = self.lowered.operands[name]
+            operands[weight] = Operand("weight", "u8", (n, tensor.nbytes // n))
+            arrays[name] = self._arrays[name]
+            arrays[weight] = weights.matrix(gguf, weight, operands[weight])
+            rows.append(Row("pack", {"packed": name, "weight": weight}, variant))
+            units.append(Unit(PACK_MODULE, "pack", variant))
+        last = [name == names[-1] for name in names]
+        words = assemble(rows, units, last, operands, arrays, self._dims, self._library)
         assert self.pool is not None
-        self.pool.run(words, 1, np.zeros(1, np.int64), self._cancel)
+        self.pool.run(words, len(rows), np.zeros(len(rows), np.int64), self._cancel)
+        for name in names:
+            gguf.release(self.lowered.packed[name][0])
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""

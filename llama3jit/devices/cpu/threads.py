@@ -4,6 +4,8 @@ allow."""
 from __future__ import annotations
 
 import os
+from contextlib import suppress
+from pathlib import Path
 
 from llama3jit.devices.cgroup import cpu_quota
 from llama3jit.errors import InvalidArgumentError
@@ -29,8 +31,15 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
-def physical_cores() -> int:
-    """Cores of the machine; two hardware threads of one count once."""
+def physical_cores(topology: Path = Path("/sys/devices/system/cpu")) -> int:
+    """Cores of the machine; two hardware threads of one count once. From sysfs where there is one:
+    to import psutil takes 15 ms."""
+    siblings = set()
+    with suppress(OSError):
+        for path in topology.glob("cpu[0-9]*/topology/thread_siblings_list"):
+            siblings.add(path.read_text())
+    if siblings:
+        return len(siblings)
     import psutil
 
     return psutil.cpu_count(logical=False) or usable_cores()

@@ -1,0 +1,1 @@
+"""GPU kernels: PTX intrinsics, for the portable ops and for tuned ones."""

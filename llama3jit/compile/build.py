@@ -1,0 +1,111 @@
+"""Compiles units, in processes of their own: numba reads its target from the environment once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from llama3jit.compile.targets import Target
+from llama3jit.compile.units import Unit
+from llama3jit.errors import CompileError
+
+# Called with how many units are built, how many there are to build, and the name of the last.
+Progress = Callable[[int, int, str], None]
+
+# Settings of numba's that would change what it makes.
+SETTINGS = ("NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK", "NUMBA_OPT", "NUMBA_DEBUGINFO")
+
+
+def build(
+    files: dict[Unit, Path], target: Target, progress: Progress | None = None, why: str = ""
+) -> None:
+    """Compile units into files without their suffixes, in as many processes as help. `why` is told
+    to `progress` at the start, in place of a name.
+
+    Raises CompileError with the compiler's own words when one does not compile.
+    """
+    units = list(files)
+    lanes = min(len(units), _usable_cores(), 8)
+    processes = [_start({u: files[u] for u in units[lane::lanes]}, target) for lane in range(lanes)]
+    watch = _Watch(len(units), progress, why)
+    threads = [threading.Thread(target=watch.follow, args=(p,), daemon=True) for p in processes]
+    threads += [threading.Thread(target=watch.listen, args=(p,), daemon=True) for p in processes]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for process in processes:
+            process.wait()
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            for pipe in (process.stdout, process.stderr):
+                if pipe is not None:
+                    pipe.close()
+    if watch.failed or watch.done < len(units):
+        names = ", ".join(watch.failed) or "a builder process died"
+        words = "\n".join(watch.complaints).strip()
+        raise CompileError(f"these kernels do not compile: {names}\n{words}")
+
+
+class _Watch:
+    """What the builder processes say."""
+
+    def __init__(self, total: int, progress: Progress | None, why: str) -> None:
+        self.done = 0
+        self.failed: list[str] = []
+        self.complaints: list[str] = []
+        self._total = total
+        self._progress = progress
+        self._lock = threading.Lock()
+        if progress:
+            progress(0, total, why)
+
+    def follow(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            word, _, name = line.strip().partition(" ")
+            with self._lock:
+                if word == "built":
+                    self.done += 1
+                    if self._progress:
+                        self._progress(self.done, self._total, name)
+                elif word == "failed":
+                    self.failed.append(name)
+
+    def listen(self, process: subprocess.Popen[str]) -> None:
+        assert process.stderr is not None
+        words = process.stderr.read()
+        with self._lock:
+            self.complaints.append(words)
+
+
+def _start(files: dict[Unit, Path], target: Target) -> subprocess.Popen[str]:
+    root = str(Path(__file__).parents[2])
+    environment = {
+        **{name: value for name, value in os.environ.items() if name not in SETTINGS},
+        "NUMBA_CPU_NAME": target.cpu,
+        "NUMBA_CPU_FEATURES": target.flags,
+        "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
+    }
+    jobs = [f"{unit}={path}" for unit, path in files.items()]
+    return subprocess.Popen(
+        [sys.executable, "-m", "llama3jit.compile.builder", *jobs],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _usable_cores() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,121 @@
+"""Keys of compiled code: hashes of all that went into it.
+
+A unit's key covers its module's source and every module of ours that it reaches, so that an edited
+helper changes the key of all that use it, and nothing else's.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from llama3jit.compile.targets import Target
+from llama3jit.compile.units import Unit
+
+OURS = re.compile(r"(?:llama3jit\.ops|kernels_cpu)\.\w+")
+# How entries and objects are made is part of every unit.
+MAKERS = (
+    "llama3jit.compile.builder",
+    "llama3jit.compile.entry",
+    "llama3jit.compile.link",
+    "llama3jit.compile.units",
+)
+TOOLS = ("numba", "llvmlite", "numpy")
+
+ROOT = Path(__file__).parents[2]
+
+
+def path_of(module: str) -> Path | None:
+    """The file of a module of ours, or None if there is none of that name."""
+    path = ROOT.joinpath(*module.split(".")).with_suffix(".py")
+    if path.is_file():
+        return path
+    path = path.with_suffix("") / "__init__.py"
+    return path if path.is_file() else None
+
+
+@cache
+def content(module: str) -> bytes:
+    """A module's source, as it was when this process first looked."""
+    path = path_of(module)
+    return path.read_bytes() if path else b""
+
+
+@cache
+def reached(module: str) -> frozenset[str]:
+    """Modules of ours that this one names: imports, and the "module:name" strings of faces."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(content(module))):
+        if isinstance(node, ast.ImportFrom) and node.module:
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+            found.add(node.module)
+        elif isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            found.update(OURS.findall(node.value) if len(node.value) < 200 else [])
+    names = {match.group() for name in found if (match := OURS.match(name))}
+    return frozenset(name for name in names if path_of(name))
+
+
+@cache
+def closure(module: str) -> frozenset[str]:
+    """The module and all that it reaches."""
+    seen: set[str] = set()
+    todo = [module, *MAKERS]
+    while todo:
+        name = todo.pop()
+        if name not in seen:
+            seen.add(name)
+            todo.extend(reached(name))
+    return frozenset(seen)
+
+
+def _digest(*parts: bytes | str) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        digest.update(len(data).to_bytes(8, "little") + data)
+    return digest.hexdigest()
+
+
+def source_key(unit: Unit, target: Target) -> str:
+    """64 hexadecimal digits for the unit's sources and the target: what shipped code goes by, since
+    it was made with its own tools."""
+    sources = [part for name in sorted(closure(unit.module)) for part in (name, content(name))]
+    return _digest(str(unit), target.cpu, target.flags, *sources)
+
+
+def key(unit: Unit, target: Target) -> str:
+    """The same for code made on this machine, with the versions of the tools."""
+    tools = [f"{name}={tool_version(name)}" for name in TOOLS]
+    return _digest(source_key(unit, target), sys.implementation.cache_tag or "", *tools)
+
+
+@cache
+def everything() -> str:
+    """One hash of all sources that any unit can reach: while it is that of a shipped manifest, no
+    unit needs its own looked up."""
+    folders = [ROOT / "llama3jit" / "ops", ROOT / "kernels_cpu"]
+    paths = [path for folder in folders for path in sorted(folder.glob("*.py"))]
+    paths += [path for name in MAKERS if (path := path_of(name))]
+    return _digest(*(part for p in paths for part in (p.name, p.read_bytes())))
+
+
+@cache
+def tool_version(name: str) -> str:
+    """The installed version of a package, read off the folder beside it where that is plain:
+    importing importlib.metadata for it would take longer than loading all code."""
+    spec = find_spec(name)
+    if spec is None or spec.origin is None:
+        return "none"
+    found = list(Path(spec.origin).parents[1].glob(f"{name}-*.dist-info"))
+    if len(found) == 1:
+        return found[0].name.removesuffix(".dist-info").partition("-")[2]
+    from importlib.metadata import version
+
+    return version(name)
