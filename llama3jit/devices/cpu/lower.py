@@ -29,15 +29,13 @@ class Lowered:
     packed: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-def lower(plan: Plan, precision: str, *, split: bool = False) -> Lowered:
+def lower(plan: Plan, precision: str) -> Lowered:
     """Choose a kernel for every row; `precision` "fast" allows int8 activations, "exact" does
-    not. `split` is for a few tokens over long contexts, whose chunks the threads then share."""
+    not."""
     lowered = Lowered(operands=dict(plan.operands))
     quantised: dict[str, dict[str, str]] = {}
     for row in plan.rows:
-        if split and row.op == "attention":
-            _split_attention(lowered, row)
-        elif row.op == "matmul":
+        if row.op == "matmul":
             _lower_matmul(lowered, row, precision, quantised)
         else:
             _append(lowered, row, tuned=_has_tuned(lowered, row))
@@ -87,22 +85,32 @@ def _append(lowered: Lowered, row: Row, *, tuned: bool) -> None:
 def _has_tuned(lowered: Lowered, row: Row) -> bool:
     if row.op not in TUNED or row.variant not in TUNED[row.op][1]:
         return False
-    if row.op.startswith("attention"):
-        head_dim = lowered.operands[str(row.operands.get("q", row.operands["out"]))].shape[-1]
+    if row.op == "attention":
+        head_dim = lowered.operands[str(row.operands["q"])].shape[-1]
         return isinstance(head_dim, int) and head_dim % 16 == 0 and head_dim <= 256
     return True
 
 
-def _split_attention(lowered: Lowered, row: Row) -> None:
-    _, heads, head_dim = lowered.operands[str(row.operands["q"])].shape
-    lowered.operands["chunk.sums"] = Operand("buffer", "f32", (FEW, heads, "chunks", head_dim))
-    lowered.operands["chunk.weights"] = Operand("buffer", "f32", (FEW, heads, "chunks", 2))
-    parts: dict[str, str | float | int] = {"sums": "chunk.sums", "weights": "chunk.weights"}
-    inputs = {name: value for name, value in row.operands.items() if name != "out"}
-    chunks = Row("attention_chunks", {**parts, **inputs}, row.variant)
-    merge = Row("attention_merge", {"out": row.operands["out"], **parts})
-    for each in (chunks, merge):
-        _append(lowered, each, tuned=_has_tuned(lowered, each))
+def split_attention(lowered: Lowered) -> Lowered:
+    """The same for a few tokens over long contexts, whose chunks the threads share."""
+    split = Lowered(operands=dict(lowered.operands), packed=lowered.packed)
+    for row, unit in zip(lowered.rows, lowered.units, strict=True):
+        if row.op != "attention":
+            split.rows.append(row)
+            split.units.append(unit)
+            continue
+        _, heads, head_dim = split.operands[str(row.operands["q"])].shape
+        split.operands["chunk.sums"] = Operand("buffer", "f32", (FEW, heads, "chunks", head_dim))
+        split.operands["chunk.weights"] = Operand("buffer", "f32", (FEW, heads, "chunks", 2))
+        parts: dict[str, str | float | int] = {"sums": "chunk.sums", "weights": "chunk.weights"}
+        inputs = {name: value for name, value in row.operands.items() if name != "out"}
+        chunks = Row("attention_chunks", {**parts, **inputs}, row.variant)
+        merge = Row("attention_merge", {"out": row.operands["out"], **parts})
+        tuned = unit.module.startswith("kernels_cpu.")
+        for each in (chunks, merge):
+            _append(split, each, tuned=tuned)
+    split.barriers = barriers(split.rows)
+    return split
 
 
 def _lower_matmul(

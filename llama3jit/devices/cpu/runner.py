@@ -15,7 +15,7 @@ from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import Dims, assemble
-from llama3jit.devices.cpu.lower import Lowered
+from llama3jit.devices.cpu.lower import Lowered, split_attention
 from llama3jit.devices.cpu.pool import Pool, get_pool
 from llama3jit.errors import DeviceError
 from llama3jit.model import weights
@@ -23,12 +23,13 @@ from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
 from llama3jit.model.plan import Operand, Row
 from llama3jit.ops.signature import DTYPES
+from llama3jit.ops.split_attention import CHUNK, FEW
 
 if TYPE_CHECKING:
     from llama3jit.compile.build import Progress
 
 PACK_MODULE = TUNED["pack"][0]
-PACKED_AT_ONCE = 256 * 2**20  # bytes of the file that packing keeps in memory
+PACKED_AT_ONCE = 32 * 2**20  # bytes of the file that packing keeps in memory
 BATCH_NAMES = ("tokens", "positions", "seq_of", "block_tables", "logits_rows")
 
 
@@ -48,37 +49,36 @@ class CpuRunner:
         self.limits = limits
         self.lowered = lowered
         packers = {Unit(PACK_MODULE, "pack", v) for _, v in self.lowered.packed.values()}
-        units = [WALKER, *self.lowered.units, *sorted(packers, key=str)]
+        # The second is for a few tokens over a long context.
+        self._variants = [lowered, split_attention(lowered)][: 1 + (limits.n_ctx > CHUNK)]
+        units = [WALKER, *(u for v in self._variants for u in v.units), *sorted(packers, key=str)]
         self._library = Library(units, progress)
         self.pool: Pool | None = get_pool(threads, self._library)
-        self._dims = Dims(("T", "S", "R", "B", "n_blocks"))
-        self._dims.set("n_blocks", limits.n_blocks)
-        self._sizes = {
-            "T": limits.max_tokens,
-            "S": limits.max_sequences,
-            "R": limits.max_logits_rows,
-            "B": -(-limits.n_ctx // limits.block_tokens),
-            "n_blocks": limits.n_blocks,
-        }
-        self._dims.set("B", self._sizes["B"])
+        self._sizes = largest_sizes(limits)
+        self._dims = Dims(tuple(self._sizes))
+        for symbol, size in self._sizes.items():
+            self._dims.set(symbol, size)
         self._cancel = np.zeros(1, np.int64)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._gguf = gguf  # embeddings are read from the mapped file
         self._load(gguf, config)
-        self._rows = assemble(
-            self.lowered.rows,
-            self.lowered.units,
-            self.lowered.barriers,
-            self.lowered.operands,
-            self._arrays,
-            self._dims,
-            self._library,
-        )
-        self._tickets = np.zeros(len(self.lowered.rows), np.int64)
+        self._passes = [
+            assemble(
+                each.rows,
+                each.units,
+                each.barriers,
+                each.operands,
+                self._arrays,
+                self._dims,
+                self._library,
+            )
+            for each in self._variants
+        ]
+        self._tickets = np.zeros(max(len(each.rows) for each in self._variants), np.int64)
 
     def _load(self, gguf: Any, config: ModelConfig) -> None:
         """Make the array of every operand."""
-        for name, operand in self.lowered.operands.items():
+        for name, operand in self._variants[-1].operands.items():
             if operand.kind == "weight":
                 self._arrays[name] = weights.matrix(gguf, name, operand)
             elif operand.kind == "vector":
@@ -140,8 +140,12 @@ class CpuRunner:
         self._dims.set("T", len(batch.tokens))
         self._dims.set("S", len(batch.context_lens))
         self._dims.set("R", len(batch.logits_rows))
+        chunks = -(-int(batch.context_lens.max()) // CHUNK)
+        self._dims.set("chunks", chunks)
+        split = int(chunks > 1 and len(batch.tokens) <= FEW)
+        n_rows = len(self._variants[split].rows)
         self._cancel[0] = 0
-        self.pool.run(self._rows, len(self.lowered.rows), self._tickets, self._cancel)
+        self.pool.run(self._passes[split], n_rows, self._tickets, self._cancel)
         logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
         return logits
 
@@ -155,18 +159,24 @@ class CpuRunner:
         self._arrays.clear()
 
 
-def memory_needed(lowered: Lowered, limits: Limits) -> dict[str, int]:
-    """Bytes by use: weights (packed, and vectors), KV cache, buffers."""
-    sizes = {
+def largest_sizes(limits: Limits) -> dict[str, int]:
+    """The most that each symbol of a plan can be."""
+    return {
         "T": limits.max_tokens,
         "S": limits.max_sequences,
         "R": limits.max_logits_rows,
         "B": -(-limits.n_ctx // limits.block_tokens),
         "n_blocks": limits.n_blocks,
+        "chunks": -(-limits.n_ctx // CHUNK),
     }
+
+
+def memory_needed(lowered: Lowered, limits: Limits) -> dict[str, int]:
+    """Bytes by use: weights (packed, and vectors), KV cache, buffers."""
+    sizes = largest_sizes(limits)
     uses = {"packed": "weights", "vector": "weights", "table": "weights", "cache": "kv"}
     needed = {"weights": 0, "kv": 0, "buffers": 0}
-    for operand in lowered.operands.values():
+    for operand in split_attention(lowered).operands.values():
         if operand.kind == "weight":
             continue  # mapped; only the rows that are looked up become resident
         n = np.dtype(DTYPES[operand.dtype]).itemsize
