@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llama3jit.ops import blocks_32, k_quants
+from llama3jit.ops import blocks_32, codebooks, k_quants, ternary
 from llama3jit.ops.bits import bits_to_float
 from llama3jit.ops.blocks import half_at, word_at
 
@@ -77,6 +77,8 @@ ROWS = {
     "bf16": (2, bf16, bf16_values),
     **blocks_32.ROWS,
     **k_quants.ROWS,
+    **codebooks.ROWS,
+    **ternary.ROWS,
 }
 
 BLOCK_BYTES = {name: block_bytes for name, (block_bytes, _, _) in ROWS.items()}
