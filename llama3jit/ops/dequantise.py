@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llama3jit.ops import blocks_32, codebooks, k_quants, ternary
+from llama3jit.ops import blocks_32, codebooks, i_quants, k_quants, ternary
 from llama3jit.ops.bits import bits_to_float
 from llama3jit.ops.blocks import half_at, word_at
 
@@ -78,6 +78,7 @@ ROWS = {
     **blocks_32.ROWS,
     **k_quants.ROWS,
     **codebooks.ROWS,
+    **i_quants.ROWS,
     **ternary.ROWS,
 }
 
