@@ -1,8 +1,7 @@
-"""Blocks of 32 values q with a scale d, and in some a minimum m: d * (q - zero) or d * q + m.
+"""Blocks of 32 values with a scale, and in some a minimum.
 
-Q4_0, Q4_1: nibbles; value j < 16 is the low half of byte j, value j + 16 its high half.
-Q5_0, Q5_1: such nibbles, and a word with the fifth bit of value j in bit j.
-Q8_0: signed bytes. Scales and minima are f16 and lie in front, minima after scales.
+Value j < 16 is the low half of byte j of the nibbles, value j + 16 its high half; fifth bits are
+one word, that of value j in bit j.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from llama3jit.ops.blocks import byte_at, field, half_at, halves
 
 
 def q8_0(weight, n, k):
+    """d, 32 signed bytes: d * q"""
     at = k // 32 * 34
     return half_at(weight, n, at) * np.float32(np.int8(weight[n, at + 2 + k % 32]))
 
@@ -32,6 +32,7 @@ def nibbles(blocks, at):
 
 
 def q4_0(weight, n, k):
+    """d, 16 bytes of nibbles: d * (q - 8)"""
     at = k // 32 * 18
     return half_at(weight, n, at) * np.float32(nibble(weight, n, at + 2, k % 32) - 8)
 
@@ -41,6 +42,7 @@ def q4_0_values(blocks):
 
 
 def q4_1(weight, n, k):
+    """d, m, 16 bytes of nibbles: d * q + m"""
     at = k // 32 * 20
     q = np.float32(nibble(weight, n, at + 4, k % 32))
     return half_at(weight, n, at) * q + half_at(weight, n, at + 2)
@@ -62,6 +64,7 @@ def all_five_bits(blocks, at):
 
 
 def q5_0(weight, n, k):
+    """d, 4 bytes of fifth bits, 16 of nibbles: d * (q - 16)"""
     at = k // 32 * 22
     return half_at(weight, n, at) * np.float32(five_bits(weight, n, at + 2, k % 32) - 16)
 
@@ -71,6 +74,7 @@ def q5_0_values(blocks):
 
 
 def q5_1(weight, n, k):
+    """d, m, 4 bytes of fifth bits, 16 of nibbles: d * q + m"""
     at = k // 32 * 24
     q = np.float32(five_bits(weight, n, at + 4, k % 32))
     return half_at(weight, n, at) * q + half_at(weight, n, at + 2)

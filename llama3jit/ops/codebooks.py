@@ -1,14 +1,9 @@
-"""Nibbles that number the levels of a table: values scale * LEVELS[nibble].
+"""Nibbles that number the levels of a table.
 
-IQ4_NL  d (f16), 16 bytes: value j < 16 of 32 is the low half of byte j, j + 16 its high half
-IQ4_XS  d (f16), then of 8 parts of 32 values the scales' upper 2 bits (2 bytes), their lower 4
-        (4 bytes), and nibbles as of IQ4_NL; a part's scale is d times its 6 bits less 32
-MXFP4   a byte e, the scale 2^(e - 127), then nibbles as of IQ4_NL, each a float of 1 sign bit,
-        2 exponent bits and 1 mantissa bit (OCP Microscaling Formats 1.0)
-NVFP4   of 4 parts of 16 values the scales (a byte: 4 exponent bits, 3 mantissa bits), then their
-        nibbles, 8 bytes a part, each such a float; value j < 8 is a low half
-
-The 4-bit floats are kept twice as large, so that they are integers, and their scales halved.
+Nibbles lie as those of Q4_0 in IQ4_NL and MXFP4, in each part of 32 values of IQ4_XS, and in each
+part of 16 of NVFP4, there 8 apart. A 4-bit float has a sign bit, 2 exponent bits and a mantissa bit
+(OCP Microscaling Formats 1.0); tables hold twice its value, an integer, and scales are halved. A
+scale of NVFP4 is a float of 4 exponent bits and 3 mantissa bits, for 16 values.
 """
 
 from __future__ import annotations
@@ -28,6 +23,7 @@ FLOAT_4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np
 
 
 def iq4_nl(weight, n, k):
+    """d, 16 bytes of nibbles: d * level(q)"""
     at = k // 32 * 18
     return half_at(weight, n, at) * NONLINEAR[nibble(weight, n, at + 2, k % 32)]
 
@@ -37,6 +33,7 @@ def iq4_nl_values(blocks):
 
 
 def iq4_xs(weight, n, k):
+    """d, 2 bytes of upper bits of s, 4 of lower, 128 of nibbles: d * (s - 32) * level(q)"""
     at, i = k // 256 * 136, k % 256
     part = i // 32
     low = byte_at(weight, n, at + 4 + part // 2) >> part % 2 * 4 & 15
@@ -54,6 +51,7 @@ def iq4_xs_values(blocks):
 
 
 def mxfp4(weight, n, k):
+    """a byte e, 16 bytes of nibbles: 2^(e - 127) * float4(q)"""
     at = k // 32 * 17
     e = byte_at(weight, n, at)
     # 2^(e - 128); below the least normal number the mantissa's own bits say it.
@@ -68,6 +66,7 @@ def mxfp4_values(blocks):
 
 
 def nvfp4(weight, n, k):
+    """4 bytes of s, 32 of nibbles: s * float4(q)"""
     at, i = k // 64 * 36, k % 64
     e = byte_at(weight, n, at + i // 16)
     exponent, mantissa = e >> 3 & 15, e & 7

@@ -1,10 +1,11 @@
 """Block formats to float32: for each format one value at a time, for compiled ops, and a whole
 tensor, in NumPy.
 
-Layouts are those of ggml-common.h. An op that reads weights takes `dequantise(weight, n, k)`, with
-`weight: u8[N, row_bytes]` as it lies in the file. Both forms round in one place at most (where a
-minimum is added to an exact product), so they agree to the bit, however products are ordered or
-fused.
+Layouts are those of ggml-common.h; the docstring of a format's function gives the bytes of a block
+in order, then a value's formula. `d`, `dmin` and `m` without a size are f16. An op that reads
+weights takes `dequantise(weight, n, k)`, with `weight: u8[N, row_bytes]` as it lies in the file.
+The two forms round in one place at most (where a minimum is added to an exact product), so they
+agree to the bit, however products are ordered or fused.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ def power_of_two(exponent):
 
 
 def f64(weight, n, k):
-    """Rounded to float32, once: the mantissa and the powers of two are exact."""
+    """A double, rounded once to float32"""
     at = 8 * k
     top = word_at(weight, n, at + 6)
     fraction = np.float64(top & 15)
@@ -45,6 +46,7 @@ def f64_values(blocks):
 
 
 def f32(weight, n, k):
+    """A float"""
     return bits_to_float(np.int32(word_at(weight, n, 4 * k) | word_at(weight, n, 4 * k + 2) << 16))
 
 
@@ -53,6 +55,7 @@ def f32_values(blocks):
 
 
 def f16(weight, n, k):
+    """A half"""
     return half_at(weight, n, 2 * k)
 
 
@@ -61,6 +64,7 @@ def f16_values(blocks):
 
 
 def bf16(weight, n, k):
+    """The upper 16 bits of a float"""
     return bits_to_float(np.int32(word_at(weight, n, 2 * k) << 16))
 
 

@@ -1,20 +1,11 @@
-"""IQ formats: blocks of 256 values, 8 or 4 at a time a vector of a grid (llama3jit.ops.grids), with
-signs of their own or signs from a table, times a small scale and the block's f16 `d`.
+"""IQ formats: blocks of 256 values, 8 or in IQ3 4 at a time a vector of a grid
+(llama3jit.ops.grids), in IQ2 and IQ3 with signs; the scale s is that of a part of 32 values, in
+IQ1_M, IQ2_XS and IQ2_S of 16.
 
-In bytes, in order; a group is 8 values, a part 32:
-
-IQ1_S    d, 32 of index (a group), 8 words: upper 3 bits of the part's indices, 3 of scale s, sign
-IQ1_M    32 of index, 16 of nibbles (a group): upper 3 bits of index, sign; 4 words: 3 bits of s
-         for each 16 values, and in their top nibbles the f16 d
-IQ2_XXS  d, of each part 4 of index and a word of 4 signs of 7 bits and 4 bits of s
-IQ2_XS   d, 32 words (a group): 9 bits of index, 7 of signs; 8 of s, a nibble for 16 values
-IQ2_S    d, 32 of index, 32 of signs, 8 of the indices' upper 2 bits, 8 of s as in IQ2_XS
-IQ3_XXS  d, 64 of index (4 values), of each part a word as in IQ2_XXS
-IQ3_S    d, 64 of index (4 values), 8 of their upper bit, 32 of signs, 4 of s, a nibble for a part
-
-A value is the grid's level times d * (2 s + 1) / 8 in IQ2, / 4 in IQ3_XXS, d * (2 s + 1) in IQ3_S
-and IQ1; in IQ1 an eighth is added to the level, or taken away where the sign is set. 7 bits of
-signs are those of values 0 to 6; the eighth makes the number of minuses even.
+Signs have a bit a value, or 7 bits for 8 values, the eighth making the number of minuses even. A
+word of upper bits has 3 for each of 4 indices, then 3 of s, then the sign of the eighth; in
+IQ1_M a nibble for each index has 3 and that sign, a word has 3 of s for each of 4 parts of 16, and
+the top nibbles of the words are the f16 d. Words of signs have 4 times 7 bits, then 4 of s.
 """
 
 from __future__ import annotations
@@ -79,6 +70,7 @@ def signs_of(bytes_of_groups):
 
 
 def iq1_s(weight, n, k):
+    """d, 32 bytes of index, 8 words of upper bits, s and sign: d * (2 s + 1) * (grid ± 1/8)"""
     at, i = k // 256 * 50, k % 256
     word = word_at(weight, n, at + 34 + i // 32 * 2)
     index = byte_at(weight, n, at + 2 + i // 8) | (word >> i // 8 % 4 * 3 & 7) << 8
@@ -95,6 +87,7 @@ def iq1_s_values(blocks):
 
 
 def iq1_m(weight, n, k):
+    """32 bytes of index, 16 of upper bits and signs, 4 words of s and d: as IQ1_S"""
     at, i = k // 256 * 56, k % 256
     d = byte_at(weight, n, at + 49) >> 4 | byte_at(weight, n, at + 51) & 0xF0
     d |= (byte_at(weight, n, at + 53) >> 4 | byte_at(weight, n, at + 55) & 0xF0) << 8
@@ -130,6 +123,7 @@ def all_signs_and_scales(words):
 
 
 def iq2_xxs(weight, n, k):
+    """d, 8 times 4 bytes of index and 4 of signs and s: d * (2 s + 1) / 8 * ±grid"""
     at, i = k // 256 * 66, k % 256
     part, group = at + 2 + i // 32 * 8, i // 8 % 4
     signs, scale = signs_and_scale(weight, n, part + 4, group)
@@ -147,6 +141,7 @@ def iq2_xxs_values(blocks):
 
 
 def iq2_xs(weight, n, k):
+    """d, 32 words of index and signs, 8 bytes of s: d * (2 s + 1) / 8 * ±grid"""
     at, i = k // 256 * 74, k % 256
     word = word_at(weight, n, at + 2 + i // 8 * 2)
     step = half_at(weight, n, at) * nibble_scale(weight, n, at + 66, i // 16) * QUARTER
@@ -162,6 +157,7 @@ def iq2_xs_values(blocks):
 
 
 def iq2_s(weight, n, k):
+    """d, 32 bytes of index, 32 of signs, 8 of upper bits, 8 of s: d * (2 s + 1) / 8 * ±grid"""
     at, i = k // 256 * 82, k % 256
     upper = byte_at(weight, n, at + 66 + i // 32) >> i // 8 % 4 * 2 & 3
     step = half_at(weight, n, at) * nibble_scale(weight, n, at + 74, i // 16) * QUARTER
@@ -178,6 +174,7 @@ def iq2_s_values(blocks):
 
 
 def iq3_xxs(weight, n, k):
+    """d, 64 bytes of index, 8 times 4 of signs and s: d * (2 s + 1) / 4 * ±grid"""
     at, i = k // 256 * 98, k % 256
     signs, scale = signs_and_scale(weight, n, at + 66 + i // 32 * 4, i // 8 % 4)
     level = LEVELS_3_XXS[IQ3_XXS[weight[n, at + 2 + i // 4]] >> i % 4 * 4 & 7]
@@ -191,6 +188,7 @@ def iq3_xxs_values(blocks):
 
 
 def iq3_s(weight, n, k):
+    """d, 64 bytes of index, 8 of upper bits, 32 of signs, 4 of s: d * (2 s + 1) * ±grid"""
     at, i = k // 256 * 110, k % 256
     upper = byte_at(weight, n, at + 66 + i // 32) >> i // 4 % 8 & 1
     index = byte_at(weight, n, at + 2 + i // 4) | upper << 8

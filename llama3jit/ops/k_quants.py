@@ -1,17 +1,8 @@
-"""K-quants: blocks of 256 values, cut into parts of 16 or 32, each with a small integer scale s,
-and in some a minimum m, times the block's f16 `d` and `dmin`: d * s * q or d * s * q - dmin * m.
+"""K-quants: blocks of 256 values, in parts of 16 or 32, each with a small integer scale s, and in
+some a minimum m.
 
-In bytes, in order (part p, value i of the block):
-
-Q2_K   16 of s (low nibble) and m (high), 64 of q (2 bits), d, dmin
-Q3_K   32 of the third bit of q, 64 of q (2 bits), 12 of s (6 bits, less 32), d
-Q4_K   d, dmin, 12 of s and m (6 bits), 128 of q (4 bits)
-Q5_K   d, dmin, 12 of s and m (6 bits), 32 of the fifth bit of q, 128 of q (4 bits)
-Q6_K   128 of q (4 bits), 64 of its upper 2 bits, 16 of s (signed), d
-
-Values 32 apart share a byte, the first in the lowest bits: 4 runs of 32 values a byte of 2 bits, 2
-a byte of nibbles (in Q6_K values 64 apart), 8 a byte of single bits. The upper bits of Q3_K are
-inverted: q is 4 less where they are 0.
+Values 32 apart share a byte, the first in the lowest bits: 4 runs of 32 values in bytes of 2 bits,
+2 in bytes of nibbles (in Q6_K values 64 apart), 8 in bytes of single bits.
 """
 
 from __future__ import annotations
@@ -55,6 +46,7 @@ def all_four_bits(blocks, at):
 
 
 def q2_k(weight, n, k):
+    """16 bytes of s (low nibble) and m, 64 of 2 bits, d, dmin: d * s * q - dmin * m"""
     at, i = k // 256 * 84, k % 256
     part = byte_at(weight, n, at + i // 16)
     step = half_at(weight, n, at + 80) * np.float32(part & 15)
@@ -69,6 +61,7 @@ def q2_k_values(blocks):
 
 
 def q3_k(weight, n, k):
+    """32 bytes of third bits, 64 of 2 bits, 12 of s, d: d * (s - 32) * (q - 4)"""
     at, i = k // 256 * 110, k % 256
     part = i // 16
     low = byte_at(weight, n, at + 96 + part % 8) >> part // 8 * 4 & 15
@@ -110,6 +103,7 @@ def scales_and_minima(blocks):
 
 
 def q4_k(weight, n, k):
+    """d, dmin, 12 bytes of s and m, 128 of nibbles: d * s * q - dmin * m"""
     at, i = k // 256 * 144, k % 256
     step = half_at(weight, n, at) * np.float32(six_bit_scale(weight, n, at + 4, i // 32))
     minimum = half_at(weight, n, at + 2) * np.float32(six_bit_minimum(weight, n, at + 4, i // 32))
@@ -122,6 +116,7 @@ def q4_k_values(blocks):
 
 
 def q5_k(weight, n, k):
+    """d, dmin, 12 bytes of s and m, 32 of fifth bits, 128 of nibbles: d * s * q - dmin * m"""
     at, i = k // 256 * 176, k % 256
     step = half_at(weight, n, at) * np.float32(six_bit_scale(weight, n, at + 4, i // 32))
     minimum = half_at(weight, n, at + 2) * np.float32(six_bit_minimum(weight, n, at + 4, i // 32))
@@ -135,6 +130,7 @@ def q5_k_values(blocks):
 
 
 def q6_k(weight, n, k):
+    """128 bytes of nibbles, 64 of upper 2 bits, 16 of s, d: d * s * (q - 32)"""
     at, i = k // 256 * 210, k % 256
     low = byte_at(weight, n, at + i // 128 * 64 + i % 64) >> i // 64 % 2 * 4 & 15
     q = low | two_bits(weight, n, at + 128, i) << 4

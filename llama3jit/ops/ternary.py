@@ -1,10 +1,9 @@
-"""Blocks of 256 values -d, 0 or d; the f16 d comes last. Each value is a digit q of 0, 1, 2.
+"""Blocks of 256 digits q of 0, 1 or 2, for -d, 0 and d.
 
-TQ1_0  48 bytes of 5 digits and 4 of 4 digits. A byte is the fraction 0.q q q q q in base 3, in
-       256ths and rounded up: 3^m times it, less the whole, begins with digit m. Bytes 0 to 31 hold
-       values 0 to 159 (those 32 apart share a byte), 32 to 47 values 160 to 239 (16 apart), 48 to
-       51 values 240 to 255 (4 apart).
-TQ2_0  64 bytes of 4 digits of 2 bits each, values 32 apart in a byte.
+A byte of TQ1_0 is the fraction 0.qqqqq in base 3, in 256ths and rounded up: 3^m times it, less the
+whole, begins with digit m. Bytes 0 to 31 hold values 0 to 159 (those 32 apart share a byte), 32 to
+47 values 160 to 239 (16 apart), 48 to 51 values 240 to 255 (4 apart). In TQ2_0 a digit has 2 bits,
+as in Q2_K.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ POWERS = np.array([1, 3, 9, 27, 81], np.int32)
 
 
 def tq1_0(weight, n, k):
+    """48 bytes of 5 digits, 4 of 4 digits, d: d * (q - 1)"""
     at, i = k // 256 * 54, k % 256
     if i < 160:
         byte, digit = i % 32, i // 32
@@ -40,6 +40,7 @@ def tq1_0_values(blocks):
 
 
 def tq2_0(weight, n, k):
+    """64 bytes of 4 digits, d: d * (q - 1)"""
     at = k // 256 * 66
     return half_at(weight, n, at + 64) * np.float32(two_bits(weight, n, at, k % 256) - 1)
 
