@@ -5,8 +5,9 @@
 Each side is a process that stays alive and runs one sample when told to. A pair is a sample of
 ours and one of theirs, each after an untimed run of the same kind; sides take turns at going first.
 What counts is the ratio of a pair. Other work on the machine slows both of its samples, but not
-alike: a thread that waits at a barrier for one that is not running loses more. So the table also
-says what share of its threads' time each side was running; below 0.95 the machine was not quiet.
+alike: a thread that waits at a barrier for one that is not running loses more. So it is noted what
+share of its threads' time each side was running. A pair in which that is below 0.95 is disturbed
+and another one measured, up to --patience times as many; the quietest pairs count.
 Random token ids, no sampling, no tokenising: llama-bench's method on both sides.
 
 llama.cpp comes from llama-cpp-python's source distribution. A native build takes up AMX where the
@@ -41,6 +42,8 @@ from llama3jit.errors import Llama3JitError
 from llama3jit.files.store import resolve
 
 HERE = Path(__file__).parent
+QUIET = 0.95  # of the threads' time
+Sample = tuple[float, float]  # tokens per second, and the share of time that the process ran
 
 
 class Side:
@@ -60,8 +63,8 @@ class Side:
         )
         self.about: dict[str, str] = self._answer()
 
-    def rate(self, test: Test) -> tuple[float, float]:
-        """Tokens per second of one sample, and the share of time that the process was running."""
+    def sample(self, test: Test) -> Sample:
+        """Run a test once."""
         asked = {"n_prompt": test.n_prompt, "n_gen": test.n_gen, "n_depth": test.n_depth}
         assert self._process.stdin is not None
         print(json.dumps(asked), file=self._process.stdin, flush=True)
@@ -87,26 +90,31 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A test: tokens per second of both sides and the shares of time, pair by pair."""
+    """A test: the samples of both sides, pair by pair."""
 
     test: str
-    ours: list[tuple[float, float]]
-    theirs: list[tuple[float, float]]
+    ours: list[Sample]
+    theirs: list[Sample]
 
     @property
     def ratios(self) -> list[float]:
         return [a / b for (a, _), (b, _) in zip(self.ours, self.theirs, strict=True)]
 
 
-def compare(ours: Side, theirs: Side, test: Test, pairs: int) -> Line:
-    """Pairs of samples; who goes first changes from pair to pair."""
-    line = Line(test.name, [], [])
-    for i in range(pairs):
-        turn = [(ours, line.ours), (theirs, line.theirs)]
-        for side, rates in turn if i % 2 == 0 else reversed(turn):
-            rates.append(side.rate(test))
-        print(f"{test.name}: pair {i + 1} of {pairs}: {line.ratios[-1]:.2f}", file=sys.stderr)
-    return line
+def compare(ours: Side, theirs: Side, test: Test, pairs: int, patience: int) -> Line:
+    """Pairs of samples, of which the quietest count; who goes first changes from pair to pair."""
+    taken: list[tuple[float, Sample, Sample]] = []
+    quiet = 0
+    while quiet < pairs and len(taken) < pairs * patience:
+        first, second = (ours, theirs) if len(taken) % 2 == 0 else (theirs, ours)
+        got = {side.script: side.sample(test) for side in (first, second)}
+        mine, other = got[ours.script], got[theirs.script]
+        share = min(mine[1], other[1])
+        taken.append((share, mine, other))
+        quiet += share >= QUIET
+        print(f"{test.name}: {mine[0] / other[0]:.2f}, running {share:.2f}", file=sys.stderr)
+    taken.sort(key=lambda pair: pair[0], reverse=True)
+    return Line(test.name, [a for _, a, _ in taken[:pairs]], [b for _, _, b in taken[:pairs]])
 
 
 def commit() -> str:
@@ -133,7 +141,7 @@ def markdown(lines: list[Line], about: dict[str, Any]) -> str:
     return "\n".join(text)
 
 
-def middle(samples: list[tuple[float, float]]) -> list[float]:
+def middle(samples: list[Sample]) -> list[float]:
     """Medians of the rates and of the shares."""
     return [statistics.median(column) for column in zip(*samples, strict=True)]
 
@@ -143,6 +151,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or a GGUF file")
     parser.add_argument("--peer-python", required=True, help="an interpreter with llama_cpp")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--patience", type=int, default=4)
     parser.add_argument("--n-prompt", "-p", default="512", help="lengths, as `llama3jit bench`")
     parser.add_argument("--n-gen", "-n", default="128")
     parser.add_argument("--n-depth", "-d", default="0")
@@ -176,15 +185,16 @@ def main() -> None:
     except Llama3JitError as error:
         raise SystemExit(str(error)) from None
     n_ctx = max(test.n_ctx for test in tests)
+    measured = commit()  # before others change it
     ours = Side(sys.executable, "side_llama3jit.py", model, n_ctx, given.threads)
     theirs = Side(given.peer_python, "side_llama_cpp.py", model, n_ctx, given.threads)
-    lines = [compare(ours, theirs, test, given.pairs) for test in tests]
+    lines = [compare(ours, theirs, test, given.pairs, given.patience) for test in tests]
     about = {
         "model": model.name,
         "machine": ours.about["cpu"],
         "threads": given.threads,
         "pairs": given.pairs,
-        "commit": commit(),
+        "commit": measured,
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         ours.about["name"]: ours.about["build"],
         theirs.about["name"]: theirs.about["build"],

@@ -85,12 +85,14 @@ def walk(control):
     ticket = load_i64(control + TICKETS)
     threads = load_i64(control + THREADS)
     for _ in range(load_i64(control + N_ROWS)):
+        # Read before the last barrier: after it the rows may be gone.
+        following = row + load_i64(row + ROW_BYTES)
         work(control, row, ticket, threads)
         if load_i64(row + BARRIER) != 0:
             verdict = barrier(control, threads)
             if verdict != 0:
                 return verdict
-        row += load_i64(row + ROW_BYTES)
+        row = following
         ticket += WORD
     return 0
 

@@ -19,6 +19,8 @@ OPTIONS = {
     "mixed": {"formats": MIXED},
     "biases": {"formats": {"*": "Q4_1"}, "biases": True, "tied": True},
     "head_dim 24": {"head_dim": 24},
+    # Where no other product comes between, an old quantised h would still be at hand.
+    "int8 in places": {"formats": {"*.attn_q.*": "Q4_1", "*.ffn_gate.*": "Q8_0"}},
 }
 
 

@@ -39,6 +39,11 @@ QUOTAS = {
         "0::/a/b\n",
         0.5,
     ),
+    "a parent is smallest": (
+        {"a/b/cpu.max": "400000 100000", "a/cpu.max": "150000 100000", "cpu.max": "max 100000"},
+        "0::/a/b\n",
+        1.5,
+    ),
     "a path of the host": ({"cpu.max": "200000 100000"}, "0::/docker/0123abc\n", 2.0),
     "above the root": ({"cpu.max": "200000 100000"}, "0::/../../other\n", 2.0),
     "version 1": (

@@ -20,7 +20,12 @@ class Arena:
     def __init__(self, sizes: list[int]) -> None:
         total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
         # Room to begin on a huge page; a page that is never touched takes no memory.
-        self._map = mmap.mmap(-1, max(1, total) + HUGE_PAGE)
+        size = max(1, total) + HUGE_PAGE
+        if hasattr(mmap, "MAP_PRIVATE"):
+            # Shared memory, which is Python's default, gets no huge pages.
+            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        else:
+            self._map = mmap.mmap(-1, size)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)
