@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from format_blocks import random_weight, values_of
 from gguf_writer import write_gguf
 
 # One tensor each of every format that runs; the rest is F32.
@@ -52,7 +53,8 @@ def tiny_model(
     seed: int = 0,
     **overrides: Any,
 ) -> TinyModel:
-    """Write a model. `formats` maps patterns of tensor names to types, the first match counts.
+    """Write a model. `formats` maps patterns of tensor names to types, the first match counts; a
+    matrix of a type that the gguf package cannot write has random blocks.
 
     `overrides` are metadata: `general__name="x"` sets general.name; a value of None leaves a key
     out.
@@ -93,9 +95,12 @@ def tiny_model(
         if len(shape) == 2:
             patterns = (formats or {}).items()
             kind = next((f for p, f in patterns if fnmatch.fnmatchcase(name, p)), "F32")
-        tensors[name] = (x, kind)
-        quants, kind = gguf.quants, gguf.GGMLQuantizationType[kind]
-        values[name] = quants.dequantize(quants.quantize(x, kind), kind).astype(np.float64)
+        try:
+            raw = gguf.quantize(x, gguf.GGMLQuantizationType[kind]).view(np.uint8)
+        except NotImplementedError:  # then any values of that size
+            raw = random_weight(rng, kind.lower(), *shape, size=float(x.std()))
+        tensors[name] = (raw, kind, shape)
+        values[name] = values_of(raw, kind.lower()).astype(np.float64)
     if rope_freqs is not None:
         values["rope_freqs.weight"] = tensors["rope_freqs.weight"] = rope_freqs.astype(np.float32)
     metadata = tiny_metadata(

@@ -67,8 +67,8 @@ class _Builder:
         if tensor.format is None or tensor.format.name.lower() not in FORMATS:
             kind = tensor.format.name if tensor.format else f"type {tensor.ggml_type}"
             raise UnsupportedError(
-                f"tensor {name} is stored as {kind}, which no kernel reads yet (readable: "
-                f"{', '.join(FORMATS).upper()}); use another quantisation of the model"
+                f"tensor {name} is stored as {kind}, which no kernel reads; use another "
+                f"quantisation of the model (readable: {' '.join(FORMATS).upper()})"
             )
         self.used.add(name)
         return tensor

@@ -120,7 +120,7 @@ def test_every_wrong_shape_is_named(parts):
 
 
 @pytest.mark.parametrize("name", ["token_embd.weight", "blk.1.ffn_up.weight", "output_norm.weight"])
-@pytest.mark.parametrize(("kind", "words"), [("Q6_K", "Q6_K"), (None, "type 99")])
+@pytest.mark.parametrize(("kind", "words"), [("Q8_K", "Q8_K"), (None, "type 99")])
 def test_a_type_without_a_kernel_is_named(parts, name, kind, words):
     config, tensors = parts
     odd = Tensor(tensors[name].shape, FORMATS.get(kind), 99)

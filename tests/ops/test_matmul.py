@@ -6,7 +6,6 @@ from block_values import BLOCK_BYTES, QUANTISED, random_blocks, values_of
 from op_faces import EPS, close, faces_of, nans, packed, run
 
 from kernels_cpu import TUNED
-from llama3jit.ops.dequantise import FORMATS
 
 # Tokens, rows of the weight, columns. Tuned tiles take 6, 2 or 1 tokens, 32 rows, 96 tokens a part.
 SMALL = [(1, 1, 32), (3, 17, 64), (2, 33, 32)]
@@ -30,7 +29,7 @@ def cases(name, variants, njit):
     ]
 
 
-@pytest.mark.parametrize(("face", "variant", "shape"), cases("matmul", FORMATS, EXACT_NJIT))
+@pytest.mark.parametrize(("face", "variant", "shape"), cases("matmul", BLOCK_BYTES, EXACT_NJIT))
 def test_matmul(face, variant, shape):
     n_tokens, n, k = shape
     rng = np.random.default_rng(shape)

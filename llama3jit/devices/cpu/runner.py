@@ -60,7 +60,7 @@ class CpuRunner:
             self._dims.set(symbol, size)
         self._cancel = np.zeros(1, np.int64)
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._gguf = gguf  # embeddings are read from the mapped file
+        self._gguf = gguf  # embeddings, and weights without a tuned kernel, are read from the map
         self._load(gguf, config)
         self._passes = [
             assemble(
@@ -178,7 +178,7 @@ def memory_needed(lowered: Lowered, limits: Limits) -> dict[str, int]:
     needed = {"weights": 0, "kv": 0, "buffers": 0}
     for operand in split_attention(lowered).operands.values():
         if operand.kind == "weight":
-            continue  # mapped; only the rows that are looked up become resident
+            continue  # mapped: pages of the file, which may be let go
         n = np.dtype(DTYPES[operand.dtype]).itemsize
         for dim in operand.shape:
             n *= sizes[dim] if isinstance(dim, str) else dim
