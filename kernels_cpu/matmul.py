@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_cpu import features
-from kernels_cpu.blocks import BLOCKS
 from kernels_cpu.simd import (
     fma,
     load_bfloat,
@@ -27,6 +26,7 @@ from kernels_cpu.simd import (
 )
 from kernels_cpu.simd_int import byte_of, dot4, splat_i32, spread_i32
 from kernels_cpu.stack import stack_f32
+from kernels_cpu.tiles import TILES
 from kernels_cpu.vectors import f32_registers, i32_registers
 from llama3jit.ops.faces import specialise
 from llama3jit.ops.op import AS_WRITTEN, op
@@ -124,7 +124,7 @@ int8_tile_1 = specialise(int8_tile, TOKENS=1, SUMS=2)
 int8_tile_2 = specialise(int8_tile, TOKENS=2, SUMS=4)
 
 
-@op(variants=BLOCKS, fastmath=AS_WRITTEN)
+@op(variants=TILES, fastmath=AS_WRITTEN)
 def matmul_int8(
     out: f32[T, N],
     weight: u8[rows, row_bytes],
@@ -204,7 +204,7 @@ FLOATS = {
     "bf16": {"load_value": load_bfloat, "VALUE_BYTES": 2},
 }
 
-EVERY = {name: {**row, "columns": integer_columns} for name, row in BLOCKS.items()}
+EVERY = {name: {**row, "columns": integer_columns} for name, row in TILES.items()}
 EVERY |= {name: {**row, "columns": float_columns} for name, row in FLOATS.items()}
 
 

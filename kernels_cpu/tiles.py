@@ -42,7 +42,7 @@ def _large(spans, scales_of, quad_of, zero=0, minima=False, **names):
 
 half, half_min = scales.half_scale, scales.half_scale_and_minimum
 
-BLOCKS = {
+TILES = {
     "q4_0": _small(half, values.half_bytes, 8, VALUES=2),
     "q4_1": _small(half_min, values.half_bytes, minima=True, VALUES=4),
     "q5_0": _small(half, values.five_bits, 16, VALUES=6, HIGH_BITS=2),
@@ -61,4 +61,4 @@ BLOCKS = {
         8, scales.scales_iq4_xs, values.looked_up_of_pairs, 128, VALUES=8, TABLE=IQ4_TABLE
     ),
 }
-BLOCKS = {name: {**row, "TILE": 16 * LAYOUTS[name]["BLOCK_BYTES"]} for name, row in BLOCKS.items()}
+TILES = {name: {**row, "TILE": 16 * LAYOUTS[name]["BLOCK_BYTES"]} for name, row in TILES.items()}
