@@ -1,6 +1,6 @@
 """Runs a plan row by row from Python: on the ops' NumPy references in float64, which is the
-device "reference", or on their `njit(parallel=True)` faces. Slow and plain; what other devices are
-measured against."""
+device "reference", or on their `njit(parallel=True)` or `cuda.jit` faces. Slow and plain; what other
+devices are measured against."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Call = Callable[..., None]
 
 
 class Interpreter:
-    """A plan on the faces of one kind: `face` is "reference" or "njit"."""
+    """A plan on the faces of one kind: `face` is "reference", "njit" or "cuda"."""
 
     def __init__(
         self, gguf: Any, config: ModelConfig, plan: Plan, limits: Limits, face: str
@@ -86,8 +86,10 @@ class Interpreter:
                 values.append(np.dtype(DTYPES[parameter.dtype]).type(value))
         if self._face == "reference":
             _numpy(op, row.variant)(**{p.name: v for p, v in zip(given, values, strict=True)})
-        else:
+        elif self._face == "njit":
             op.njit(row.variant)(*values, op.signature.count(dims))
+        else:
+            _launch(op, row.variant, values, op.signature.count(dims))
 
     def cancel(self) -> None:
         """See Runner."""
@@ -96,6 +98,17 @@ class Interpreter:
     def close(self) -> None:
         """See Runner."""
         self._fixed.clear()
+
+
+def _launch(op: Op, variant: str, values: list[Any], count: int) -> None:
+    """Run the op's cuda.jit face: arrays go to the GPU, the outputs come back."""
+    from numba import cuda
+
+    there = [cuda.to_device(v) if isinstance(v, np.ndarray) else v for v in values]
+    kernel: Any = op.cuda(variant)
+    kernel[64, 128](*there, count)
+    for output, array in zip(there, values[: op.outputs], strict=False):
+        output.copy_to_host(array)
 
 
 def _numpy(op: Op, variant: str) -> Call:

@@ -20,13 +20,13 @@ N_CTX = 192
 
 def opened(tiny: TinyModel, device: str = "cpu", **options: Any) -> Any:
     """A runner of 8 sequences of 192 tokens, 128 tokens a pass; threads 2 unless given. The device
-    "njit" is the plan on its ops' njit faces."""
+    "njit" is the plan on its ops' njit faces, "cuda faces" on their cuda.jit ones."""
     gguf = open_gguf(tiny.path)
     config = read_config(gguf)
-    if device == "njit":
+    if device in ("njit", "cuda faces"):
         limits = make_limits(config, N_CTX, 8, 128)
         plan = build_plan(config, gguf.tensors, options["kv_dtype"])
-        return Interpreter(gguf, config, plan, limits, "njit")
+        return Interpreter(gguf, config, plan, limits, device.split()[0])
     options = {"n_ctx": N_CTX, "threads": 2, "max_sequences": 8, "max_tokens": 128} | options
     return open_runner(gguf, config, device=device, **options)
 
