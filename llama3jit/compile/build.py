@@ -95,8 +95,9 @@ def _start(files: dict[Unit, Path], target: Target) -> subprocess.Popen[str]:
         "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
     }
     jobs = [f"{unit}={path}" for unit, path in files.items()]
+    # -P: the folder that one happens to be in must not lend its modules.
     return subprocess.Popen(
-        [sys.executable, "-m", "llama3jit.compile.builder", *jobs],
+        [sys.executable, "-P", "-m", "llama3jit.compile.builder", *jobs],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
