@@ -35,6 +35,14 @@ HALVES = {
     "mxfp4": {},
     "nvfp4": {},
 }
+# Where a block's minimum lies, and where its quants do.
+MINIMA = {
+    "q4_1": (2, slice(4, 20)),
+    "q5_1": (2, slice(4, 24)),
+    "q2_k": (82, slice(16, 80)),
+    "q4_k": (2, slice(16, 144)),
+    "q5_k": (2, slice(16, 176)),
+}
 FLOATS = {"f64": np.float64, "f32": np.float32, "f16": np.float16}
 
 
@@ -66,6 +74,34 @@ def random_weight(
     scales = size / unit * rng.uniform(0.5, 1.5, len(blocks)) * rng.choice([-1, 1], len(blocks))
     put_scales(blocks, variant, scales)
     return blocks.reshape(n, -1)
+
+
+def extreme_weight(rng: np.random.Generator, variant: str, n: int, k: int) -> np.ndarray:
+    """u8[n, row_bytes] of a quantised format: scales of 1, and all else at its ends, small scales
+    as well as quants. Rows of one byte, then rows of any of those bytes."""
+    form = FORMATS[variant.upper()]
+    ends = np.array([0x00, 0xFF, 0x0F, 0xF0, 0x7F, 0x80], np.uint8)
+    blocks = rng.choice(ends, (n, k // form.block_size, form.block_bytes))
+    blocks[: len(ends)] = ends[:n, None, None]
+    flat = blocks.reshape(-1, form.block_bytes)
+    put_scales(flat, variant, np.ones(len(flat)))
+    return flat.reshape(n, -1)
+
+
+def parts_of(weight: np.ndarray, variant: str) -> tuple[np.ndarray, np.ndarray]:
+    """(steps, minima), float64[n, k] each, which add up to the values before those are rounded to
+    float32: the values of the weight without minima, and without quants."""
+    values = values_of(weight, variant).astype(np.float64)
+    if variant not in MINIMA:
+        return values, np.zeros_like(values)
+    at, quants = MINIMA[variant]
+    steps, minima = (weight.reshape(-1, FORMATS[variant.upper()].block_bytes).copy() for _ in "sm")
+    steps[:, at : at + 2] = 0
+    minima[:, quants] = 0
+    parts = (values_of(part.reshape(len(weight), -1), variant) for part in (steps, minima))
+    steps, minima = (part.astype(np.float64) for part in parts)
+    assert np.array_equal((steps + minima).astype(np.float32), values)
+    return steps, minima
 
 
 def put_scales(blocks: np.ndarray, variant: str, scales: np.ndarray) -> None:

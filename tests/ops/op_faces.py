@@ -116,6 +116,17 @@ def packed(weight: np.ndarray, variant: str) -> np.ndarray:
     return out
 
 
+def int8_activations(xq: np.ndarray, xs: np.ndarray) -> dict[str, np.ndarray]:
+    """All that `quantize` gives beside xq i8[T, K] and xs f32[T, K / 32]."""
+    sums = xq.reshape(len(xq), -1, 32).sum(axis=2, dtype=np.int32)
+    return {
+        "xq": xq,
+        "xs": xs,
+        "xsum": xq.reshape(len(xq), -1, 16).sum(axis=2, dtype=np.int32),
+        "xtotal": xs * sums.astype(np.float32),
+    }
+
+
 def close(found: np.ndarray, expected: np.ndarray, bound: Any) -> None:
     """Everywhere finite and within `bound` of what is expected."""
     assert found.shape == expected.shape
