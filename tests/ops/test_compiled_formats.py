@@ -1,4 +1,5 @@
-"""The portable ops as the CPU device compiles them, on every format that has no tuned kernel."""
+"""The portable ops as the CPU device compiles them: embeddings in every format, products in those
+that have no tuned kernel."""
 
 import numpy as np
 import pytest
@@ -11,18 +12,19 @@ from llama3jit.compile.library import Library
 from llama3jit.devices.cpu.pool import WALKER, Pool
 from llama3jit.ops.dequantise import FORMATS
 
-# The others are in test_embed.py and test_matmul.py.
-VARIANTS = [variant for variant in FORMATS if variant not in TUNED["matmul"][1]]
+# The others are in test_matmul.py and test_matmul_formats.py.
+PORTABLE = [variant for variant in FORMATS if variant not in TUNED["matmul"][1]]
 
 
 @pytest.fixture(scope="module")
 def machine():
-    units = [unit_of(name, v, "cpu") for name in ("embed", "matmul") for v in VARIANTS]
+    units = [unit_of("embed", v, "cpu") for v in FORMATS]
+    units += [unit_of("matmul", v, "cpu") for v in PORTABLE]
     library = Library([WALKER, *units])
     return library, Pool(2, library)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", FORMATS)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_embed_gives_the_values_to_the_bit(machine, variant):
     """Whatever the compiler fuses or reorders: products of a value's parts are exact. Its licence
@@ -38,7 +40,7 @@ def test_embed_gives_the_values_to_the_bit(machine, variant):
     assert np.array_equal(bits(out + zero), bits(expected[tokens] + zero))
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", PORTABLE)
 def test_matmul(machine, variant):
     rng = np.random.default_rng(7)
     weight = random_weight(rng, variant, 13, 768)
