@@ -7,13 +7,15 @@ from functools import cache
 
 import numpy as np
 import pytest
-from op_faces import machine, packed, run_compiled, unit_of
+from format_blocks import extreme_weight, random_weight
+from op_faces import int8_activations, machine, packed, run_compiled, unit_of
 from paged import paged
 
 from llama3jit.compile import cache as object_cache
 from llama3jit.compile import library, targets
 from llama3jit.compile.library import Library
 from llama3jit.compile.targets import LEVELS, V3, V4, host_target
+from llama3jit.files.formats import FORMATS
 
 NAMES = [level.name for level in LEVELS]
 HOST = host_target().name
@@ -111,14 +113,25 @@ TUNED = {
         ("matmul_int8", "q4_0"),
         ("matmul_int8", "q4_1"),
         ("matmul_int8", "q8_0"),
+        ("matmul_int8", "q2_k"),
+        ("matmul_int8", "q4_k"),
+        ("matmul_int8", "q6_k"),
+        ("matmul_int8", "iq4_xs"),
         ("matmul", "q4_1"),
+        ("matmul", "q5_0"),
+        ("matmul", "q3_k"),
         ("matmul", "f16"),
         ("matmul", "bf16"),
         ("quantize", ""),
         ("attention", "f16"),
+        ("attention_chunks", "f16"),
         ("swiglu", ""),
     ],
-    "x86-64-v3-vnni": [("matmul_int8", "q4_1"), ("matmul_int8", "q8_0")],
+    "x86-64-v3-vnni": [
+        ("matmul_int8", "q4_1"),
+        ("matmul_int8", "q8_0"),
+        ("matmul_int8", "q6_k"),
+    ],
 }
 CASES = [(level, *unit) for level, units in TUNED.items() for unit in units]
 
@@ -143,37 +156,32 @@ def operands_of(name, variant):
     if name == "swiglu":
         gate, up = rng.standard_normal((2, 5, 300)).astype(np.float32) * 4
         return {"out": np.zeros((5, 300), np.float32), "gate": gate, "up": up}
-    if name == "attention":
-        pages = paged([(0, 3), (63, 2), (100, 9)], 2, 80, "f16")
+    if name.startswith("attention"):
+        pages = paged([(0, 3), (63, 2), (600, 9)], 2, 80, "f16")
         q = rng.standard_normal((14, 6, 80)).astype(np.float32)
+        outputs = {"out": np.zeros_like(q)}
+        if name == "attention_chunks":
+            outputs = {
+                "sums": np.zeros((16, 6, 2, 80), np.float32),
+                "weights": np.zeros((16, 6, 2, 2), np.float32),
+            }
         caches = {"k_cache": pages.k_cache, "v_cache": pages.v_cache}
-        return {
-            "out": np.zeros_like(q),
-            "q": q,
-            **caches,
-            **pages.where,
-            "scale": 0.11,
-            "window": 70,
-        }
-    x = rng.standard_normal((103, 96)).astype(np.float32)
-    activations = {
-        "xq": np.zeros((103, 96), np.int8),
-        "xs": np.zeros((103, 3), np.float32),
-        "xsum": np.zeros((103, 3), np.int32),
-        "xtotal": np.zeros((103, 3), np.float32),
-    }
+        return {**outputs, "q": q, **caches, **pages.where, "scale": 0.11, "window": 170}
+    block = FORMATS[variant.upper()].block_size if variant else 32
+    k = 3 * max(block, 32)
+    x = rng.standard_normal((103, k)).astype(np.float32)
     if name == "quantize":
-        return {**activations, "x": x}
-    from block_values import random_blocks
-
-    weight = packed(random_blocks(rng, variant, 49, 96), variant)
-    out = {"out": np.zeros((103, 49), np.float32), "weight": weight}
+        outputs = int8_activations(np.zeros((103, k), np.int8), np.zeros((103, 3), np.float32))
+        return {**outputs, "x": x}
+    weight = random_weight(rng, variant, 49, k)
+    if block > 1:
+        weight[:20] = extreme_weight(rng, variant, 20, k)
+    out = {"out": np.zeros((103, 49), np.float32), "weight": packed(weight, variant)}
     if name == "matmul":
         return {**out, "x": x}
-    xq = rng.integers(-127, 128, (103, 96)).astype(np.int8)
-    xs = rng.random((103, 3)).astype(np.float32)
-    xsum = xq.reshape(103, 3, 32).sum(axis=2, dtype=np.int32)
-    return {**out, "xq": xq, "xs": xs, "xsum": xsum, "xtotal": xs * xsum.astype(np.float32)}
+    xq = rng.integers(-127, 128, (103, k)).astype(np.int8)
+    xq[:3] = np.array([[127], [-127], [-128]])
+    return {**out, **int8_activations(xq, rng.random((103, k // 32)).astype(np.float32))}
 
 
 @pytest.mark.parametrize(("level", "name", "variant"), CASES)
