@@ -94,17 +94,32 @@ def exp_of(x):
     return largest_of(exp(splat_f32(x)))
 
 
-def mix(sums_of_rows, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, column):
+def add_where_seen(sums, scores, v_cache, at, j):
+    """Add the value at `at`, token j of a block, to the rows that give it weight."""
+    for r in range(ROWS):
+        if scores[r * BLOCK_TOKENS + j] != np.float32(0.0):
+            weight = spread_f32(scores, r * BLOCK_TOKENS + j)
+            for c in range(VECTORS):
+                value = load_kv(v_cache, at + c * LANES)
+                sums[r * VECTORS + c] = fma(value, weight, sums[r * VECTORS + c])
+
+
+def mix(
+    sums_of_rows, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, seen, column
+):
     """sums[r] = sums[r] * shrink[r] + sum of weight[r, j] * value j over the n first tokens of the
     block, for VECTORS * 16 components from `column` on; asks for the keys of the block at
-    `following` meanwhile."""
+    `following` meanwhile. All rows see the tokens seen[0] to seen[1] - 1; a value that a row does
+    not see is not even multiplied by 0, since it may be infinite."""
     sums = f32_registers(SUMS)
     for r in range(ROWS):
         shrink = spread_f32(shrinks, r)
         for c in range(VECTORS):
             old = load_f32(sums_of_rows, r * head_dim + column + c * LANES)
             sums[r * VECTORS + c] = mul(old, shrink)
-    for j in range(n):
+    for j in range(min(seen[0], n)):
+        add_where_seen(sums, scores, v_cache, base + j * head_dim + column, j)
+    for j in range(seen[0], seen[1]):
         for line in range(VECTORS * LANES // LINE):
             prefetch(k_cache, following + j * head_dim + column + line * LINE)
         for c in range(VECTORS):
@@ -112,6 +127,8 @@ def mix(sums_of_rows, shrinks, scores, v_cache, k_cache, base, following, head_d
             for r in range(ROWS):
                 weight = spread_f32(scores, r * BLOCK_TOKENS + j)
                 sums[r * VECTORS + c] = fma(value, weight, sums[r * VECTORS + c])
+    for j in range(max(seen[0], seen[1]), n):
+        add_where_seen(sums, scores, v_cache, base + j * head_dim + column, j)
     for r in range(ROWS):
         for c in range(VECTORS):
             store_f32(sums_of_rows, r * head_dim + column + c * LANES, sums[r * VECTORS + c])
@@ -139,6 +156,7 @@ def attend(
     kv_heads = v_cache.shape[1]
     scores = stack_f32(TILE_SCORES)
     shrinks = stack_f32(ROWS)
+    seen = stack_i64(2)
     clear(sums, largest, totals, head_dim)
     first = (c + 1) * CHUNK
     last = -1
@@ -150,18 +168,25 @@ def attend(
         base = (block_tables[sequence, b] * kv_heads + g) * BLOCK_TOKENS * head_dim
         scores_of(scores, queries, k_cache, v_cache, base, head_dim)
         start = b * BLOCK_TOKENS
+        n = min(BLOCK_TOKENS, last + 1 - start)
+        seen[0] = 0
+        seen[1] = n
         for r in range(ROWS):
             shrinks[r] = soften(scores, r, firsts[r] - start, lasts[r] + 1 - start, largest, totals)
-        n = min(BLOCK_TOKENS, last + 1 - start)
+            if lasts[r] >= firsts[r]:
+                seen[0] = max(seen[0], firsts[r] - start)
+                seen[1] = min(seen[1], lasts[r] + 1 - start)
         following = base
         if b < last // BLOCK_TOKENS:
             following = (block_tables[sequence, b + 1] * kv_heads + g) * BLOCK_TOKENS * head_dim
         column = 0
         while column + VECTORS * LANES <= head_dim:
-            mix(sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, column)
+            mix(sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, seen, column)
             column += VECTORS * LANES
         while column < head_dim:
-            mix_1(sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, column)
+            mix_1(
+                sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, seen, column
+            )
             column += LANES
 
 

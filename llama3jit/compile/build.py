@@ -16,9 +16,6 @@ from llama3jit.errors import CompileError
 # Called with how many units are built, how many there are to build, and the name of the last.
 Progress = Callable[[int, int, str], None]
 
-# Settings of numba's that would change what it makes.
-SETTINGS = ("NUMBA_DISABLE_JIT", "NUMBA_BOUNDSCHECK", "NUMBA_OPT", "NUMBA_DEBUGINFO")
-
 
 def build(
     files: dict[Unit, Path], target: Target, progress: Progress | None = None, why: str = ""
@@ -89,7 +86,8 @@ class _Watch:
 def _start(files: dict[Unit, Path], target: Target) -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[2])
     environment = {
-        **{name: value for name, value in os.environ.items() if name not in SETTINGS},
+        # None of numba's settings: they change what it makes, and no key knows of them.
+        **{name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")},
         "NUMBA_CPU_NAME": target.cpu,
         "NUMBA_CPU_FEATURES": target.flags,
         "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),

@@ -153,9 +153,11 @@ def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
     if dim % 2 or dim > head_dim:
         name = f"{keys.architecture}.rope.dimension_count"
         raise ModelFormatError(f"{name} is {dim}; expected an even number up to {head_dim}")
-    scaling = keys.metadata.get(f"{keys.architecture}.rope.scaling.type", "none")
-    # Older files have this one key instead of a type and a factor.
+    # Older files have this one key instead of a type and a factor; a factor alone is linear too.
     linear = keys.number("rope.scale_linear", 1.0, above=True)
+    factor = keys.number("rope.scaling.factor", linear, above=True)
+    implied = "none" if factor == 1.0 else "linear"
+    scaling = keys.metadata.get(f"{keys.architecture}.rope.scaling.type", implied)
     if scaling == "none" and linear != 1.0:
         scaling = "linear"
     if scaling not in ("none", "linear", "yarn", "llama3"):
@@ -167,7 +169,7 @@ def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
         dim=dim,
         base=keys.number("rope.freq_base", 10000.0, above=True),
         scaling=scaling,
-        factor=keys.number("rope.scaling.factor", linear, above=True),
+        factor=factor,
         original_context=keys.integer("rope.scaling.original_context_length", context_length),
         attention_factor=keys.number("rope.scaling.attn_factor", 1.0, above=True),
         extrapolation=1.0 if extrapolation < 0 else extrapolation,
