@@ -69,10 +69,12 @@ class ScriptedRunner:
         self._busy = threading.Lock()
         self._cache = np.full((limits.n_blocks, limits.block_tokens), -1)
 
+    def begin(self) -> None:
+        self.cancelled.clear()
+
     def forward(self, batch):
         assert self._busy.acquire(blocking=False), "two passes at once"
         try:
-            self.cancelled.clear()
             self.batches.append(batch)
             self._check(batch)
             if self.before is not None:
@@ -81,6 +83,7 @@ class ScriptedRunner:
                 raise CancelledError("the pass was cancelled")
             return self._logits(batch)
         finally:
+            self.cancelled.clear()
             self._busy.release()
 
     def cancel(self) -> None:

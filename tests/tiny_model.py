@@ -13,7 +13,7 @@ import pytest
 from format_blocks import random_weight, values_of
 from gguf_writer import write_gguf
 
-# One tensor each of every format that runs; the rest is F32.
+# Tensors of several formats, for any width; the rest is F32.
 MIXED = {
     "token_embd.weight": "Q8_0",
     "output.weight": "BF16",

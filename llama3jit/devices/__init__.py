@@ -27,18 +27,23 @@ class Limits:
 
 
 class Runner(Protocol):
-    """A model on a device. `forward` is for one thread at a time; `cancel` is for any."""
+    """A model on a device. `begin` and `forward` are for one thread at a time; `cancel` is for
+    any."""
 
     limits: Limits
+
+    def begin(self) -> None:
+        """Forget what was cancelled: from now on `cancel` means the next forward pass."""
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """Logits [R, vocab_size] of the rows asked for; valid until the next call.
 
-        Raises CancelledError after `cancel`, DeviceError when the device fails.
+        Raises CancelledError if `cancel` was called since the last `begin` or pass, DeviceError
+        when the device fails.
         """
 
     def cancel(self) -> None:
-        """Make the forward pass that is running, if one is, end soon."""
+        """Make the forward pass that is running, or else the next, end soon."""
 
     def close(self) -> None:
         """Let go of weights, cache and threads; may be called twice."""

@@ -55,8 +55,9 @@ def open_runner(
     limits = make_limits(config, n_ctx, max_sequences, max_tokens)
     plan = build_plan(config, gguf.tensors, kv_dtype)
     if device == "reference":
-        from llama3jit.devices.interpreter import Interpreter
+        from llama3jit.devices.interpreter import Interpreter, memory_of
 
+        check_memory(memory_of(plan, limits), limits)
         return Interpreter(gguf, config, plan, limits, "reference")
     from llama3jit.devices.cpu.lower import lower
     from llama3jit.devices.cpu.runner import CpuRunner, memory_needed

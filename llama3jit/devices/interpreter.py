@@ -1,6 +1,6 @@
 """Runs a plan row by row from Python: on the ops' NumPy references in float64, which is the
-device "reference", or on their `njit(parallel=True)` or `cuda.jit` faces. Slow and plain; what other
-devices are measured against."""
+device "reference", or on their `njit(parallel=True)` or `cuda.jit` faces. Slow and plain; what
+other devices are measured against."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from llama3jit import ops
 from llama3jit.devices import Limits
-from llama3jit.errors import CancelledError
+from llama3jit.devices.check import check_batch
+from llama3jit.errors import CancelledError, DeviceError
 from llama3jit.model import weights
 from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
@@ -51,7 +52,15 @@ class Interpreter:
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""
-        self._cancelled.clear()
+        if not self._fixed:
+            raise DeviceError("the model is closed")
+        check_batch(batch, self.limits)
+        try:
+            return self._run(batch)
+        finally:
+            self.begin()
+
+    def _run(self, batch: Batch) -> NDArray[np.float32]:
         arrays = dict(self._fixed)
         for name, operand in self.plan.operands.items():
             if operand.kind == "batch":
@@ -91,6 +100,10 @@ class Interpreter:
         else:
             _launch(op, row.variant, values, op.signature.count(dims))
 
+    def begin(self) -> None:
+        """See Runner."""
+        self._cancelled.clear()
+
     def cancel(self) -> None:
         """See Runner."""
         self._cancelled.set()
@@ -98,6 +111,23 @@ class Interpreter:
     def close(self) -> None:
         """See Runner."""
         self._fixed.clear()
+
+
+def memory_of(plan: Plan, limits: Limits) -> dict[str, int]:
+    """Bytes by use, for the reference: caches, buffers, and the largest weight as float64."""
+    sizes = {"T": limits.max_tokens, "R": limits.max_logits_rows, "n_blocks": limits.n_blocks}
+    uses = {"cache": "kv", "buffer": "buffers"}
+    needed = {"weights": 0, "kv": 0, "buffers": 0}
+    for operand in plan.operands.values():
+        size = 8
+        for dim in operand.shape:
+            size *= sizes.get(dim, limits.max_sequences) if isinstance(dim, str) else dim
+        if operand.kind in uses:
+            needed[uses[operand.kind]] += size
+        elif operand.kind == "weight":
+            # At most two values a byte, as 8 bytes each, and the float32 that they are made of.
+            needed["weights"] = max(needed["weights"], 3 * size)
+    return needed
 
 
 def _launch(op: Op, variant: str, values: list[Any], count: int) -> None:

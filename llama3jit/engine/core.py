@@ -123,6 +123,7 @@ class Core:
             if all(s.cancelled for s in sequences):
                 return
             self._in_pass = sequences
+            self.runner.begin()
         logits: NDArray[np.float32] | None = None
         failure: Exception | None = None
         try:

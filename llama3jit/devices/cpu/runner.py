@@ -144,10 +144,16 @@ class CpuRunner:
         self._dims.set("chunks", chunks)
         split = int(chunks > 1 and len(batch.tokens) <= FEW)
         n_rows = len(self._variants[split].rows)
-        self._cancel[0] = 0
-        self.pool.run(self._passes[split], n_rows, self._tickets, self._cancel)
+        try:
+            self.pool.run(self._passes[split], n_rows, self._tickets, self._cancel)
+        finally:
+            self.begin()
         logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
         return logits
+
+    def begin(self) -> None:
+        """See Runner."""
+        self._cancel[0] = 0
 
     def cancel(self) -> None:
         """See Runner."""
