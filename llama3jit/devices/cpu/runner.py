@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +45,10 @@ class CpuRunner:
         *,
         threads: int,
         progress: Progress | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
+        """`meanwhile` is called once, before the first pass that packs weights: from there on
+        compiled code does most of the work, and the interpreter is free."""
         self.limits = limits
         self.lowered = lowered
         packers = {Unit(PACK_MODULE, "pack", v) for _, v in self.lowered.packed.values()}
@@ -64,7 +68,10 @@ class CpuRunner:
         self._cancel = np.zeros(1, np.int64)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._gguf = gguf  # embeddings are read from the mapped file
-        self._load(gguf, config)
+        self._allocate(gguf, config)
+        if meanwhile is not None:
+            meanwhile()
+        self._pack_all(gguf)
         self._rows = assemble(
             self.lowered.rows,
             self.lowered.units,
@@ -76,7 +83,7 @@ class CpuRunner:
         )
         self._tickets = np.zeros(len(self.lowered.rows), np.int64)
 
-    def _load(self, gguf: Any, config: ModelConfig) -> None:
+    def _allocate(self, gguf: Any, config: ModelConfig) -> None:
         """Make the array of every operand."""
         for name, operand in self.lowered.operands.items():
             if operand.kind == "weight":
@@ -93,9 +100,12 @@ class CpuRunner:
             for name in self.lowered.packed
         }
         arena = Arena([prod(shape) for shape in shapes.values()])
+        for name, packed_shape in shapes.items():
+            self._arrays[name] = arena.take(packed_shape)
+
+    def _pack_all(self, gguf: Any) -> None:
         names: list[str] = []
         for name in self.lowered.packed:
-            self._arrays[name] = arena.take(shapes[name])
             names.append(name)
             if sum(self._arrays[name].nbytes for name in names) >= PACKED_AT_ONCE:
                 self._pack(gguf, names)
