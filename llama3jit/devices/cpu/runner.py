@@ -105,11 +105,13 @@ class CpuRunner:
 
     def _pack_all(self, gguf: Any) -> None:
         names: list[str] = []
+        size = 0
         for name in self.lowered.packed:
             names.append(name)
-            if sum(self._arrays[name].nbytes for name in names) >= PACKED_AT_ONCE:
+            size += self._arrays[name].nbytes
+            if size >= PACKED_AT_ONCE:
                 self._pack(gguf, names)
-                names.clear()
+                names, size = [], 0
         if names:
             self._pack(gguf, names)
 
