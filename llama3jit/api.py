@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, Unpack
 
 from llama3jit.arguments import Messages, Progress, Prompt, Sampling, as_ids, split_sampling
-from llama3jit.background import Background
+from llama3jit.background import Background, uncollected
 from llama3jit.results import Result, Score, StreamPart, make_stats
 from llama3jit.scoring import score_tokens
 
@@ -52,24 +52,12 @@ def load(
     Raises ModelNotFoundError, ModelFormatError, UnsupportedError (an architecture or a tensor type,
     before anything large is read), MemoryLimitError, DeviceError, InvalidArgumentError.
     """
-    from llama3jit.devices.choose import open_runner
-    from llama3jit.files.gguf import open_gguf
     from llama3jit.files.store import resolve
-    from llama3jit.model.config import read_config
-    from llama3jit.text.tokenizer import load_tokenizer
 
     began = time.perf_counter()
-    gguf = open_gguf(resolve(path_or_name))
-
-    # It takes long and needs none of the weights; NumPy, which the rest imports, comes after it.
-    tokenizer: Background[Tokenizer] = Background(lambda: load_tokenizer(gguf.metadata))
-    runner = None
-    try:
-        config = read_config(gguf)
-        tokenizer.start()
-        runner = open_runner(
-            gguf,
-            config,
+    with uncollected():
+        engine, tokenizer, metadata = _open(
+            resolve(path_or_name),
             device=device,
             n_ctx=n_ctx,
             threads=threads,
@@ -78,6 +66,24 @@ def load(
             max_sequences=max_sequences,
             progress=progress,
         )
+    # jinja2, which the first chat would wait for; a prompt's pass leaves the interpreter alone.
+    Background(lambda: import_module("llama3jit.text.sandbox")).start()
+    return Llama(engine, tokenizer, metadata, chat_template, time.perf_counter() - began)
+
+
+def _open(path: Path, **options: Any) -> tuple[Engine, Tokenizer, Mapping[str, Any]]:
+    from llama3jit.devices.choose import open_runner
+    from llama3jit.files.gguf import open_gguf
+    from llama3jit.model.config import read_config
+    from llama3jit.text.tokenizer import load_tokenizer
+
+    gguf = open_gguf(path)
+    # It takes long and needs none of the weights; before these are packed, two threads would only
+    # wait for each other's turn at the interpreter.
+    tokenizer: Background[Tokenizer] = Background(lambda: load_tokenizer(gguf.metadata))
+    runner = None
+    try:
+        runner = open_runner(gguf, read_config(gguf), meanwhile=tokenizer.start, **options)
         ready = tokenizer.result()
     except BaseException:
         if runner is not None:
@@ -87,10 +93,7 @@ def load(
         raise
     from llama3jit.engine.engine import Engine
 
-    engine = Engine(runner, on_close=gguf.close)
-    # jinja2, which the first chat would wait for; a prompt's pass leaves the interpreter alone.
-    Background(lambda: import_module("llama3jit.text.sandbox")).start()
-    return Llama(engine, ready, gguf.metadata, chat_template, time.perf_counter() - began)
+    return Engine(runner, on_close=gguf.close), ready, gguf.metadata
 
 
 class Llama:

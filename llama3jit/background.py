@@ -1,14 +1,29 @@
-"""Work in a thread whose result is wanted later."""
+"""Loading in a short time: work in a thread whose result is wanted later, no garbage collection."""
 
 from __future__ import annotations
 
+import gc
 import threading
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 T = TypeVar("T")
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Pause the garbage collector: while a vocabulary is built it would look through hundreds of
+    thousands of objects again and again, none of them garbage."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 class Background(Generic[T]):
@@ -30,7 +45,9 @@ class Background(Generic[T]):
             self._thread.join()
 
     def result(self) -> T:
-        """Wait for the end; raises what the work raised."""
+        """Wait for the end, of what begins now if it did not; raises what the work raised."""
+        if self._thread.ident is None:
+            self.start()
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -9,6 +9,8 @@ from llama3jit.devices import Limits, Runner
 from llama3jit.errors import DeviceError, InvalidArgumentError, MemoryLimitError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from llama3jit.compile.build import Progress
     from llama3jit.model.config import ModelConfig
 
@@ -35,13 +37,14 @@ def open_runner(
     max_sequences: int = 8,
     max_tokens: int = 512,
     progress: Progress | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Runner:
     """Load an open model file on a device.
 
     `n_ctx` is the tokens of one sequence; all sequences share a cache of that many tokens. By
     default it is the model's own context, at most 8192. `max_sequences` and `max_tokens` bound one
     batch. `precision` "exact" keeps activations in float32; "fast" rounds them to int8 for
-    quantised weights.
+    quantised weights. `meanwhile` is called once, when the interpreter is about to be idle.
 
     Raises InvalidArgumentError for a choice that there is not, DeviceError for a device that is not
     there, MemoryLimitError before anything is read if the model will not fit, and what `build_plan`
@@ -58,6 +61,8 @@ def open_runner(
         from llama3jit.devices.interpreter import Interpreter, memory_of
 
         check_memory(memory_of(plan, limits), limits)
+        if meanwhile is not None:
+            meanwhile()
         return Interpreter(gguf, config, plan, limits, "reference")
     from llama3jit.devices.cpu.lower import lower
     from llama3jit.devices.cpu.runner import CpuRunner, memory_needed
@@ -66,7 +71,9 @@ def open_runner(
     n_threads = thread_count(threads)
     lowered = lower(plan, precision)
     check_memory(memory_needed(lowered, limits), limits)
-    return CpuRunner(gguf, config, lowered, limits, threads=n_threads, progress=progress)
+    return CpuRunner(
+        gguf, config, lowered, limits, threads=n_threads, progress=progress, meanwhile=meanwhile
+    )
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

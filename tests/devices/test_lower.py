@@ -8,7 +8,7 @@ from tiny_model import MIXED, tiny_model
 from kernels_cpu import TUNED
 from llama3jit import ops
 from llama3jit.devices.choose import make_limits
-from llama3jit.devices.cpu.lower import barriers, lower
+from llama3jit.devices.cpu.lower import barriers, lower, split_attention
 from llama3jit.devices.cpu.runner import memory_needed
 from llama3jit.files.gguf import open_gguf
 from llama3jit.model.build import build_plan
@@ -62,6 +62,8 @@ def check(rows, flags):
 def test_barriers_of_models(tmp_path, name, precision):
     lowered = lower(parts_of(tmp_path, **OPTIONS[name])[1], precision)
     check(lowered.rows, lowered.barriers)
+    split = split_attention(lowered)
+    check(split.rows, split.barriers)
 
 
 NAMES = st.sampled_from(["a", "b", "c", "d", "e"])
@@ -156,6 +158,38 @@ def test_attention_falls_back_by_head_dim(tmp_path, head_dim, tuned):
     plan = parts_of(tmp_path, head_dim=head_dim)[1]
     units = {unit for unit in lower(plan, "fast").units if unit.op == "attention"}
     assert {unit.module.startswith("kernels_cpu") for unit in units} == {tuned}
+
+
+@pytest.mark.parametrize(("head_dim", "n_split"), [(16, 2), (24, 0)])
+def test_split_attention_is_the_same_plan_but_for_attention(tmp_path, head_dim, n_split):
+    """And the portable attention, which does not sum by chunks, is not split."""
+    lowered = lower(parts_of(tmp_path, head_dim=head_dim)[1], "fast")
+    split = split_attention(lowered)
+    parts = ("attention_chunks", "attention_merge")
+    kinds = [row.op for row in split.rows if row.op in parts]
+    assert kinds == [*parts] * n_split
+    if n_split == 0:
+        assert split.rows == lowered.rows
+        assert split.operands == lowered.operands
+    assert {unit.module for unit in split.units if unit.op in parts} <= {
+        "kernels_cpu.split_attention"
+    }
+    assert [unit.op for unit in split.units] == [row.op for row in split.rows]
+    assert [row for row in split.rows if row.op not in parts] == [
+        row for row in lowered.rows if row.op != "attention" or not n_split
+    ]
+    whole = [row for row in lowered.rows if row.op == "attention"]
+    chunks = [row for row in split.rows if row.op == "attention_chunks"]
+    merges = [row for row in split.rows if row.op == "attention_merge"]
+    for one, many, merge in zip(whole, chunks, merges, strict=False):
+        assert many.variant == one.variant
+        both = {**many.operands, "out": merge.operands["out"]}
+        assert both == {**one.operands, "sums": "chunk.sums", "weights": "chunk.weights"}
+        assert {**merge.operands, "out": 0} == {
+            "out": 0,
+            "sums": "chunk.sums",
+            "weights": "chunk.weights",
+        }
 
 
 def test_exact_has_no_int8(tmp_path):

@@ -135,6 +135,27 @@ def test_scores_far_apart():
     assert (np.ptp(largest[0], axis=1) > 100).any(), "exp of the distance is not 0"
 
 
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("window", [0, 40])
+def test_a_value_that_is_no_number_reaches_those_that_see_it(value, window):
+    """Rows of one tile, of which some see it: the others do not even multiply it by 0."""
+    cache, q, scale = case([(1095, 12), (2, 3)], 1, 1, 16, "f32")
+    for at in (1060, 1100):
+        cache.v_cache[cache.block_tables[0, at // 64], 0, at % 64, 3] = value
+    clean = case([(1095, 12), (2, 3)], 1, 1, 16, "f32")[0]
+    expected, _, _, _ = of(clean, q, "f32", "tuned", scale=scale, window=window)
+    whole, split, _, _ = of(cache, q, "f32", "tuned", scale=scale, window=window)
+    seen = [
+        any(at <= last and (not window or at > last - window) for at in (1060, 1100))
+        for last in cache.positions
+    ]
+    assert len(set(seen)) == 2
+    for out in (whole, split):
+        assert (~np.isfinite(out[:, 0, 3])).tolist() == seen
+        assert np.array_equal(np.delete(out, 3, axis=2), np.delete(expected, 3, axis=2))
+        assert np.array_equal(out[~np.array(seen)], expected[~np.array(seen)])
+
+
 @pytest.mark.parametrize("face", ["cpu", "tuned"])
 def test_a_nan_reaches_those_that_see_it(face):
     cache, q, scale = case([(1299, 1), (1299, 1), (300, 1)], 2, 1, 16, "f32")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 ALIGNMENT = 64
 HUGE_PAGE = 2 * 2**20
+PRIVATE = hasattr(mmap, "MAP_PRIVATE") and hasattr(mmap, "MAP_ANONYMOUS")
 
 
 class Arena:
@@ -20,12 +21,9 @@ class Arena:
     def __init__(self, sizes: list[int]) -> None:
         total = sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
         # Room to begin on a huge page; a page that is never touched takes no memory.
-        size = max(1, total) + HUGE_PAGE
-        if hasattr(mmap, "MAP_PRIVATE"):
-            # Shared memory, which is Python's default, gets no huge pages.
-            self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        else:
-            self._map = mmap.mmap(-1, size)
+        # Private: what is shared, Python's default, gets no huge pages from Linux.
+        private = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if PRIVATE else {}
+        self._map = mmap.mmap(-1, max(1, total) + HUGE_PAGE, **private)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         self._bytes = np.frombuffer(self._map, np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from math import prod
 from typing import Any
 
@@ -24,6 +25,7 @@ class Dims:
 
     def __init__(self, symbols: tuple[str, ...]) -> None:
         self._words = np.zeros(4096, np.int64)
+        self._address = int(self._words.ctypes.data)
         self._index: dict[str | int, int] = {}
         for symbol in symbols:
             self.address(symbol)
@@ -34,7 +36,7 @@ class Dims:
             self._index[dim] = len(self._index)
             if isinstance(dim, int):
                 self._words[self._index[dim]] = dim
-        return int(self._words.ctypes.data) + entry.WORD * self._index[dim]
+        return self._address + entry.WORD * self._index[dim]
 
     def set(self, symbol: str, value: int) -> None:
         """Give a symbol its value for the passes to come."""
@@ -71,6 +73,7 @@ def assemble(
 ) -> Int64:
     """The words of all rows, one after the other. `arrays` must outlive them."""
     words: list[int] = []
+    addresses: dict[str, int] = {}
     for row, unit, barrier in zip(rows, units, barriers, strict=True):
         op = ops.find(row.op)
         index = entry.words(op)
@@ -81,18 +84,21 @@ def assemble(
         record[3] = int(barrier)
         for parameter in op.signature.parameters:
             if parameter.is_array:
-                array = arrays[str(row.operands[parameter.name])]
-                assert array.flags.c_contiguous
-                record[index[parameter.name]] = int(array.ctypes.data)
+                name = str(row.operands[parameter.name])
+                if name not in addresses:
+                    assert arrays[name].flags.c_contiguous
+                    addresses[name] = int(arrays[name].ctypes.data)
+                record[index[parameter.name]] = addresses[name]
             elif not parameter.is_function:
                 number = float(row.operands[parameter.name])
                 record[index[parameter.name]] = _bits(parameter.dtype, number)
-        for name, dim in bind_dims(op, row, operands).items():
-            record[index[f"dim {name}"]] = dims.address(dim)
+        for dim_name, dim in bind_dims(op, row, operands).items():
+            record[index[f"dim {dim_name}"]] = dims.address(dim)
         words.extend(record)
     return np.array(words, np.int64)
 
 
+@cache
 def _bits(dtype: str, number: float) -> int:
     """A scalar as the low bits of a word."""
     if dtype == "f32":

@@ -91,24 +91,48 @@ def _has_tuned(lowered: Lowered, row: Row) -> bool:
     return True
 
 
+def is_split(unit: Unit) -> bool:
+    """Whether a unit is the attention that is summed by chunks; the portable one is not, so
+    splitting it would change its bits."""
+    return unit.op == "attention" and unit.module in TUNED["attention"]
+
+
+def split_units(lowered: Lowered) -> list[Unit]:
+    """The units that `split_attention` brings in."""
+    variants = dict.fromkeys(unit.variant for unit in lowered.units if is_split(unit))
+    chunks, merge = TUNED["attention_chunks"][0], TUNED["attention_merge"][0]
+    units = [Unit(chunks, "attention_chunks", variant) for variant in variants]
+    return [*units, Unit(merge, "attention_merge")] if units else []
+
+
+def chunk_operands(lowered: Lowered) -> dict[str, Operand]:
+    """What `split_attention` keeps the sums of chunks in."""
+    for row, unit in zip(lowered.rows, lowered.units, strict=True):
+        if is_split(unit):
+            _, heads, head_dim = lowered.operands[str(row.operands["q"])].shape
+            return {
+                "chunk.sums": Operand("buffer", "f32", (FEW, heads, "chunks", head_dim)),
+                "chunk.weights": Operand("buffer", "f32", (FEW, heads, "chunks", 2)),
+            }
+    return {}
+
+
 def split_attention(lowered: Lowered) -> Lowered:
     """The same for a few tokens over long contexts, whose chunks the threads share."""
-    split = Lowered(operands=dict(lowered.operands), packed=lowered.packed)
+    operands = {**lowered.operands, **chunk_operands(lowered)}
+    split = Lowered(operands=operands, packed=lowered.packed)
+    parts: dict[str, str | float | int] = {"sums": "chunk.sums", "weights": "chunk.weights"}
     for row, unit in zip(lowered.rows, lowered.units, strict=True):
-        # The portable kernel does not sum by chunks, so its bits would change.
-        if row.op != "attention" or not unit.module.startswith("kernels_cpu."):
+        if is_split(unit):
+            inputs = {name: value for name, value in row.operands.items() if name != "out"}
+            chunks = Row("attention_chunks", {**parts, **inputs}, row.variant)
+            _append(split, chunks, tuned=True)
+            _append(
+                split, Row("attention_merge", {"out": row.operands["out"], **parts}), tuned=True
+            )
+        else:
             split.rows.append(row)
             split.units.append(unit)
-            continue
-        _, heads, head_dim = split.operands[str(row.operands["q"])].shape
-        split.operands["chunk.sums"] = Operand("buffer", "f32", (FEW, heads, "chunks", head_dim))
-        split.operands["chunk.weights"] = Operand("buffer", "f32", (FEW, heads, "chunks", 2))
-        parts: dict[str, str | float | int] = {"sums": "chunk.sums", "weights": "chunk.weights"}
-        inputs = {name: value for name, value in row.operands.items() if name != "out"}
-        chunks = Row("attention_chunks", {**parts, **inputs}, row.variant)
-        merge = Row("attention_merge", {"out": row.operands["out"], **parts})
-        for each in (chunks, merge):
-            _append(split, each, tuned=True)
     split.barriers = barriers(split.rows)
     return split
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import Dims, assemble
-from llama3jit.devices.cpu.lower import Lowered, split_attention
+from llama3jit.devices.cpu.lower import Lowered, chunk_operands, split_attention, split_units
 from llama3jit.devices.cpu.pool import Pool, get_pool
 from llama3jit.errors import DeviceError
 from llama3jit.model import weights
@@ -45,13 +46,14 @@ class CpuRunner:
         *,
         threads: int,
         progress: Progress | None = None,
+        meanwhile: Callable[[], None] | None = None,
     ) -> None:
+        """`meanwhile` is called once, before the first pass that packs weights: from there on
+        compiled code does most of the work, and the interpreter is free."""
         self.limits = limits
         self.lowered = lowered
         packers = {Unit(PACK_MODULE, "pack", v) for _, v in self.lowered.packed.values()}
-        # The second is for a few tokens over a long context.
-        self._variants = [lowered, split_attention(lowered)][: 1 + (limits.n_ctx > CHUNK)]
-        units = [WALKER, *(u for v in self._variants for u in v.units), *sorted(packers, key=str)]
+        units = [WALKER, *lowered.units, *split_units(lowered), *sorted(packers, key=str)]
         self._library = Library(units, progress)
         self.pool: Pool | None = get_pool(threads, self._library)
         self._sizes = largest_sizes(limits)
@@ -61,24 +63,30 @@ class CpuRunner:
         self._cancel = np.zeros(1, np.int64)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._gguf = gguf  # embeddings, and weights without a tuned kernel, are read from the map
-        self._load(gguf, config)
-        self._passes = [
-            assemble(
-                each.rows,
-                each.units,
-                each.barriers,
-                each.operands,
-                self._arrays,
-                self._dims,
-                self._library,
-            )
-            for each in self._variants
-        ]
-        self._tickets = np.zeros(max(len(each.rows) for each in self._variants), np.int64)
+        self._allocate(gguf, config, self.lowered.operands)
+        if meanwhile is not None:
+            meanwhile()
+        self._pack_all(gguf)
+        self._whole = self._assemble(lowered)
+        # For a few tokens over a long context; made when it is first needed.
+        self._split: NDArray[np.int64] | None = None
+        self._split_rows = 0
+        self._tickets = np.zeros(2 * len(lowered.rows), np.int64)
 
-    def _load(self, gguf: Any, config: ModelConfig) -> None:
-        """Make the array of every operand."""
-        for name, operand in self._variants[-1].operands.items():
+    def _assemble(self, lowered: Lowered) -> NDArray[np.int64]:
+        return assemble(
+            lowered.rows,
+            lowered.units,
+            lowered.barriers,
+            lowered.operands,
+            self._arrays,
+            self._dims,
+            self._library,
+        )
+
+    def _allocate(self, gguf: Any, config: ModelConfig, operands: Mapping[str, Operand]) -> None:
+        """Make the array of every operand but the packed ones."""
+        for name, operand in operands.items():
             if operand.kind == "weight":
                 self._arrays[name] = weights.matrix(gguf, name, operand)
             elif operand.kind == "vector":
@@ -93,13 +101,18 @@ class CpuRunner:
             for name in self.lowered.packed
         }
         arena = Arena([prod(shape) for shape in shapes.values()])
+        for name, packed_shape in shapes.items():
+            self._arrays[name] = arena.take(packed_shape)
+
+    def _pack_all(self, gguf: Any) -> None:
         names: list[str] = []
+        size = 0
         for name in self.lowered.packed:
-            self._arrays[name] = arena.take(shapes[name])
             names.append(name)
-            if sum(self._arrays[name].nbytes for name in names) >= PACKED_AT_ONCE:
+            size += self._arrays[name].nbytes
+            if size >= PACKED_AT_ONCE:
                 self._pack(gguf, names)
-                names.clear()
+                names, size = [], 0
         if names:
             self._pack(gguf, names)
 
@@ -142,14 +155,24 @@ class CpuRunner:
         self._dims.set("R", len(batch.logits_rows))
         chunks = -(-int(batch.context_lens.max()) // CHUNK)
         self._dims.set("chunks", chunks)
-        split = int(chunks > 1 and len(batch.tokens) <= FEW)
-        n_rows = len(self._variants[split].rows)
+        words, n_rows = self._whole, len(self.lowered.rows)
+        if chunks > 1 and len(batch.tokens) <= FEW:
+            words, n_rows = self._split_words()
         try:
-            self.pool.run(self._passes[split], n_rows, self._tickets, self._cancel)
+            self.pool.run(words, n_rows, self._tickets, self._cancel)
         finally:
             self.begin()
         logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
         return logits
+
+    def _split_words(self) -> tuple[NDArray[np.int64], int]:
+        if self._split is None:
+            split = split_attention(self.lowered)
+            for name, operand in chunk_operands(self.lowered).items():
+                shape = [int(self._sizes.get(str(dim), dim)) for dim in operand.shape]
+                self._arrays[name] = np.zeros(shape, DTYPES[operand.dtype])
+            self._split, self._split_rows = self._assemble(split), len(split.rows)
+        return self._split, self._split_rows
 
     def begin(self) -> None:
         """See Runner."""
@@ -182,7 +205,7 @@ def memory_needed(lowered: Lowered, limits: Limits) -> dict[str, int]:
     sizes = largest_sizes(limits)
     uses = {"packed": "weights", "vector": "weights", "table": "weights", "cache": "kv"}
     needed = {"weights": 0, "kv": 0, "buffers": 0}
-    for operand in split_attention(lowered).operands.values():
+    for operand in (*lowered.operands.values(), *chunk_operands(lowered).values()):
         if operand.kind == "weight":
             continue  # mapped: pages of the file, which may be let go
         n = np.dtype(DTYPES[operand.dtype]).itemsize
