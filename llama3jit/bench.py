@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from llama3jit.background import Background
 from llama3jit.version import __version__
 
 if TYPE_CHECKING:
@@ -66,13 +67,27 @@ def plan_tests(prompts: list[int], gens: list[int], depths: list[int]) -> list[T
 
 
 def measure(runner: Runner, test: Test, repetitions: int, first_id: int | None) -> list[int]:
-    """Nanoseconds of each repetition. first_id: the BOS that starts a sequence, if there is one."""
+    """Nanoseconds of each repetition. first_id: the BOS that starts a sequence, if there is one.
+
+    Passes run in a thread of their own, so that Ctrl-C ends one that is under way.
+    """
+    work = Background(lambda: _measure(runner, test, repetitions, first_id))
+    work.start()
+    try:
+        return work.result()
+    except KeyboardInterrupt:
+        runner.cancel()
+        raise
+
+
+def _measure(runner: Runner, test: Test, repetitions: int, first_id: int | None) -> list[int]:
     ids = random.Random(0)
     tokens = [ids.randrange(runner.limits.vocab_size) for _ in range(test.n_ctx)]
     if first_id is not None:
         tokens[0] = first_id
     if test.sampled:
-        return _time(lambda: _generate(runner, tokens[: test.n_depth + 1], test), repetitions)
+        prompt = tokens[: test.n_depth + 1]
+        return [_generate(runner, prompt, test) for _ in range(repetitions + 1)][1:]
     deep = _prompt_batches(runner, tokens, 0, test.n_depth)
     if test.n_prompt:
         timed = _prompt_batches(runner, tokens, test.n_depth, test.n_prompt)
@@ -110,17 +125,21 @@ def _prompt_batches(runner: Runner, tokens: list[int], begin: int, count: int) -
     return batches
 
 
-def _generate(runner: Runner, prompt: list[int], test: Test) -> None:
-    """Generate as users do, on an engine that leaves the runner open."""
+def _generate(runner: Runner, prompt: list[int], test: Test) -> int:
+    """Generate as users do, on an engine that leaves the runner open. The nanoseconds of n_gen
+    tokens, at the pace from the first one on: the prompt's time is not theirs."""
     from llama3jit.engine.engine import Engine
     from llama3jit.engine.sequence import Request, SamplingParams
 
     engine = Engine(_KeptOpen(runner))
     try:
-        for _ in engine.submit(Request(prompt, SamplingParams(max_tokens=test.n_gen, seed=0))):
-            pass
+        handle = engine.submit(Request(prompt, SamplingParams(max_tokens=test.n_gen, seed=0)))
+        times = [event.time for event in handle]
     finally:
         engine.close()
+    if len(times) == 1:
+        return round((times[0] - handle.admitted) * 1e9)
+    return round((times[-1] - times[0]) / (len(times) - 1) * test.n_gen * 1e9)
 
 
 class _KeptOpen:
@@ -128,6 +147,7 @@ class _KeptOpen:
 
     def __init__(self, runner: Runner) -> None:
         self.limits = runner.limits
+        self.begin = runner.begin
         self.forward = runner.forward
         self.cancel = runner.cancel
 
