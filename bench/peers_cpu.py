@@ -124,21 +124,20 @@ def commit() -> str:
     return found.stdout.strip() or "unknown"
 
 
-def markdown(lines: list[Line], about: dict[str, Any]) -> str:
-    """The table and what it was measured on."""
-    text = [
-        "| test | llama3jit t/s | llama.cpp t/s | ratio | lowest | highest | running |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    for line in lines:
-        (a, a_ran), (b, b_ran) = (middle(side) for side in (line.ours, line.theirs))
-        ratio = statistics.median(line.ratios)
-        text.append(
-            f"| {line.test} | {a:.1f} | {b:.1f} | {ratio:.2f} | {min(line.ratios):.2f} "
-            f"| {max(line.ratios):.2f} | {a_ran:.2f}, {b_ran:.2f} |"
-        )
-    text += ["", "; ".join(f"{key}: {value}" for key, value in about.items())]
-    return "\n".join(text)
+HEAD = (
+    "| test | llama3jit t/s | llama.cpp t/s | ratio | lowest | highest | running |\n"
+    "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
+)
+
+
+def markdown(line: Line) -> str:
+    """A row of the table: medians, the extremes of the ratios, the shares of time."""
+    (a, a_ran), (b, b_ran) = (middle(side) for side in (line.ours, line.theirs))
+    ratio = statistics.median(line.ratios)
+    return (
+        f"| {line.test} | {a:.1f} | {b:.1f} | {ratio:.2f} | {min(line.ratios):.2f} "
+        f"| {max(line.ratios):.2f} | {a_ran:.2f}, {b_ran:.2f} |"
+    )
 
 
 def middle(samples: list[Sample]) -> list[float]:
@@ -188,7 +187,11 @@ def main() -> None:
     measured = commit()  # before others change it
     ours = Side(sys.executable, "side_llama3jit.py", model, n_ctx, given.threads)
     theirs = Side(given.peer_python, "side_llama_cpp.py", model, n_ctx, given.threads)
-    lines = [compare(ours, theirs, test, given.pairs, given.patience) for test in tests]
+    lines = []
+    for test in tests:
+        lines.append(compare(ours, theirs, test, given.pairs, given.patience))
+        if not given.json:
+            print(markdown(lines[-1]) if lines[1:] else f"{HEAD}\n{markdown(lines[0])}", flush=True)
     about = {
         "model": model.name,
         "machine": ours.about["cpu"],
@@ -204,7 +207,7 @@ def main() -> None:
     if given.json:
         print(json.dumps({**about, "tests": [asdict(line) for line in lines]}, indent=2))
     else:
-        print(markdown(lines, about))
+        print("\n" + "; ".join(f"{key}: {value}" for key, value in about.items()))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import ItemsView, KeysView, ValuesView
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -76,12 +77,14 @@ def charged_as_text(value: Any) -> Any:
 
 
 def size_of(value: Any) -> int:
-    """Characters in a value, as far as text goes. Looking at each item costs a step."""
+    """Characters in a value, as far as text goes: of all that its text would show. Looking at each
+    item costs a step, so that a value which holds another many times over is as large as it looks.
+    """
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, list | tuple):
+        value = value.items()
+    elif not isinstance(value, list | tuple | KeysView | ValuesView | ItemsView):
         return 1
     total = 0
     for item in value:
@@ -132,6 +135,17 @@ def cost_of_format(text: str, values: Iterable[Any]) -> int:
         raise SecurityError("it formats with too large a width")
     fields = text.count("%") + text.count("{")
     return len(text) + fields * (MAX_WIDTH + sum(map(size_of, values)))
+
+
+def cost_of_sorting(items: list[Any]) -> int:
+    """Characters that putting items in order may look at."""
+    return size_of(items) * len(items).bit_length()
+
+
+def cost_of_sum(items: list[Any]) -> int:
+    """Items of lists that adding them up, one after the other, may copy."""
+    numbers = all(isinstance(item, int | float) for item in counted(items))
+    return 0 if numbers else size_of(items) * len(items)
 
 
 def cost_of_replace(text: Any, old: Any, new: Any) -> int:

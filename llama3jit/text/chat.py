@@ -150,7 +150,7 @@ class ChatTemplate:
             raise TemplateError(f"the chat template was stopped: {error}") from None
         except JinjaError as error:
             told = "refuses the messages" if type(error) is JinjaError else "failed"
-            raise TemplateError(f"the chat template {told}: {error}") from None
+            raise TemplateError(f"the chat template {told}: {error!s:.500}") from None
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
             raise TemplateError(f"the chat template failed: {reason:.200}") from None
@@ -219,10 +219,13 @@ def _environment() -> TemplateEnvironment:
 def _compile(source: str) -> Template:
     from jinja2.exceptions import TemplateSyntaxError
 
+    from llama3jit.text.budget import budget
+
     if len(source) > MAX_SOURCE:
         raise TemplateError(f"the chat template has {len(source)} characters; {MAX_SOURCE} at most")
     try:
-        return _environment().from_string(source)
+        with budget(len(source)):  # expressions without variables are worked out already
+            return _environment().from_string(source)
     except TemplateSyntaxError as error:
         raise TemplateError(
             f"the chat template is wrong in line {error.lineno}: {error.message}; give another one"

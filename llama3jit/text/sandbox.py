@@ -6,7 +6,6 @@ raise_exception, strftime_now), in jinja's immutable sandbox. Besides, a render 
 
 from __future__ import annotations
 
-import functools
 import json
 import re
 from datetime import datetime
@@ -15,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
+from jinja2.runtime import Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
+from jinja2.utils import Cycler, Namespace
+from jinja2.visitor import NodeTransformer
 
 from llama3jit.text.budget import (
     MAX_OUTPUT,
@@ -24,27 +25,15 @@ from llama3jit.text.budget import (
     charged,
     charged_as_text,
     check_widths,
-    cost_of_format,
-    cost_of_lines,
     cost_of_operator,
-    cost_of_replace,
-    counted,
     size_of,
     spend,
 )
+from llama3jit.text.prices import COMPARING_TESTS, paid_filter, paid_method, paid_test
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from jinja2 import Template
     from jinja2.parser import Parser
-
-PADDING_METHODS = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
-PADDING_FILTERS = frozenset({"center", "indent", "wordwrap", "batch", "slice", "round"})
-# Filters that write out whole values, however deep.
-WRITING_FILTERS = frozenset(
-    {"string", "pprint", "urlencode", "xmlattr", "escape", "e", "forceescape", "safe", "list"}
-)
 
 
 def render(template: Template, variables: dict[str, Any]) -> str:
@@ -80,6 +69,26 @@ class SafeNamespace(Namespace):
             raise SecurityError(f"it sets the attribute {name!r} of a namespace")
         super().__setitem__(name, value)
 
+    def __repr__(self) -> str:
+        return "<namespace>"  # what it holds may be large, or itself
+
+
+class _ChargedContainers(NodeTransformer):
+    """Puts a price on every list, tuple and dict that an expression makes, for all that is in it:
+    without it [x, x] of [x, x] of ... grows beyond any bound at little cost."""
+
+    def visit_List(self, node: nodes.List | nodes.Dict) -> nodes.Expr:
+        """The node, charged."""
+        self.generic_visit(node)
+        return _charging(node)
+
+    visit_Dict = visit_List
+
+    def visit_Tuple(self, node: nodes.Tuple) -> nodes.Expr:
+        """The same, except where the tuple is what is assigned to."""
+        self.generic_visit(node)
+        return _charging(node) if node.ctx == "load" else node
+
 
 class TemplateEnvironment(ImmutableSandboxedEnvironment):
     """Compiles templates; see the module. Safe to share between threads."""
@@ -99,13 +108,16 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         self.globals.update(
             range=_range,
             dict=_dict,
+            cycler=_cycler,
             namespace=SafeNamespace,
             raise_exception=_raise_exception,
             strftime_now=_strftime_now,
         )
         self.filters["tojson"] = _tojson
-        self.filters = {name: _paid_filter(name, f) for name, f in self.filters.items()}
+        self.filters = {name: paid_filter(name, f) for name, f in self.filters.items()}
         self.filters["charged_as_text"] = charged_as_text
+        tests: dict[str, Any] = self.tests
+        tests |= {name: paid_test(tests[name]) for name in COMPARING_TESTS}
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """The syntax tree, with a price on every round of a loop and call of a macro, for the text
@@ -116,6 +128,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
             method = nodes.EnvironmentAttribute("spend_characters")
             price = nodes.Call(method, [nodes.Const(size)], [], None, None)
             node.body.insert(0, nodes.ExprStmt(price, lineno=node.lineno))  # type: ignore[attr-defined]
+        _ChargedContainers().visit(tree)
         for concat in list(tree.find_all(nodes.Concat)):
             concat.nodes = [_charging(operand) for operand in concat.nodes]
         for compare in list(tree.find_all(nodes.Compare)):
@@ -136,10 +149,20 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
         method = getattr(function, "__wrapped__", function)
         owner = getattr(method, "__self__", None)
         if isinstance(owner, str):
-            arguments = _paid_method(owner, method.__name__, arguments, named)
+            arguments = paid_method(owner, method.__name__, arguments, named)
+        elif isinstance(owner, list | tuple):
+            spend(size_of(owner) + size_of(arguments))  # it looks for an item
         elif isinstance(owner, int | float | bytes):
             raise SecurityError(f"it calls a method of {type(owner).__name__}")
+        elif isinstance(function, Macro) and (function.catch_varargs or function.catch_kwargs):
+            spend(size_of(arguments) + size_of(named))  # they become a tuple, a dict
         return charged(super().call(context, function, *arguments, **named))
+
+    def getitem(self, obj: Any, argument: Any) -> Any:
+        """`obj[argument]`: a key is hashed, and one that is missing is named in the error."""
+        if not isinstance(argument, int | str):
+            spend(size_of(argument))
+        return super().getitem(obj, argument)
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         """An arithmetic operator."""
@@ -149,59 +172,6 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
 
 def _charging(node: nodes.Expr) -> nodes.Expr:
     return nodes.Filter(node, "charged_as_text", [], [], None, None, lineno=node.lineno)
-
-
-def _paid_method(
-    text: str, name: str, arguments: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[Any, ...]:
-    """The arguments for a method of str, after what it may make is paid for."""
-    if name in PADDING_METHODS:
-        check_widths([*arguments, *named.values()])
-        spend(cost_of_lines(text))
-    elif name == "replace" and len(arguments) >= 2:
-        spend(cost_of_replace(text, arguments[0], arguments[1]))
-    elif name == "join" and arguments:
-        items = list(counted(arguments[0]))
-        spend(len(text) * len(items) + size_of(items))
-        return (items, *arguments[1:])
-    elif name in ("format", "format_map"):
-        spend(cost_of_format(text, [*arguments, *named.values()]))
-    elif name in ("encode", "translate"):
-        raise SecurityError(f"it calls str.{name}")
-    return arguments
-
-
-def _paid_filter(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """A filter that pays for its result, and first for what it could blow up."""
-
-    @functools.wraps(function)  # keeps jinja's marks of functions that take a context
-    def paid(*arguments: Any, **named: Any) -> Any:
-        spend()
-        values = [*arguments, *named.values()]
-        texts = [value for value in values if isinstance(value, str)]
-        if name in PADDING_FILTERS:
-            check_widths(value for value in values if value not in texts[:1])
-            spend(sum(map(cost_of_lines, texts)))
-        elif name in WRITING_FILTERS:
-            spend(sum(map(size_of, arguments)))
-        elif name == "replace" and len(texts) >= 3:
-            spend(cost_of_replace(*texts[:3]))
-        elif name == "format" and texts:
-            spend(cost_of_format(texts[0], values))
-        elif name == "join":
-            arguments, named = _paid_join(*arguments, **named), {}
-        return charged(function(*arguments, **named))
-
-    return paid
-
-
-def _paid_join(
-    context: Any, items: Any, d: Any = "", attribute: Any = None
-) -> tuple[Any, Any, Any, Any]:
-    """The arguments of the filter `join` (named as jinja names them), the items in a list."""
-    items = list(counted(items))
-    spend(size_of(items) + len(items) * len(str(d)))
-    return context, items, d, attribute
 
 
 def _range(*arguments: int) -> range:
@@ -214,11 +184,15 @@ def _range(*arguments: int) -> range:
 
 
 def _dict(*items: Any, **named: Any) -> dict[Any, Any]:
-    return dict(*items, **named)
+    return charged_as_text(dict(*items, **named))  # type: ignore[no-any-return]
 
 
-def _raise_exception(message: str) -> None:
-    raise TemplateError(message)
+def _cycler(*items: Any) -> Cycler:
+    return Cycler(*charged_as_text(items))
+
+
+def _raise_exception(message: object) -> None:
+    raise TemplateError(str(charged_as_text(message)))
 
 
 def _strftime_now(format: str) -> str:

@@ -35,6 +35,14 @@ ESCAPES = [
     "{{ self._TemplateReference__context.environment.loader.x }}",
     "{% import 'os' as os %}",
 ]
+TWICE = (
+    "{%% set ns = namespace(x='a') %%}{%% for i in range(60) %%}{%% set ns.x = %s %%}{%% endfor %%}"
+)
+MACRO = (
+    "{%% set ns = namespace(x='a') %%}{%% macro m() %%}{%% set ns.x = %s %%}{%% endmacro %%}"
+    "{%% for i in range(60) %%}"
+)
+LARGE = "{% set x = 'a' * 1000000 ~ 'b' %}{% set y = 'a' * 1000000 ~ 'b' %}"
 BOMBS = [
     "{% for i in range(10**9) %}x{% endfor %}",
     "{% for i in range(10**30) %}x{% endfor %}",
@@ -68,6 +76,34 @@ BOMBS = [
     GROW + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l ~ '' }}",
     GROW + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ '%s' % (ns.l,) }}",
     GROW + "{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l == [ns.l, ns.l] }}",
+    # What holds itself twice, 2**60 times in all, in ways that C code would go through.
+    *(
+        TWICE % made + "{{ ns.x | length }}"
+        for made in (
+            "[ns.x, ns.x]",
+            "{'a': ns.x, 'b': ns.x}.values()",
+            "dict(a=ns.x, b=ns.x).items()",
+            "cycler(ns.x, ns.x).items",
+            "[1] | batch(3, ns.x) | list",
+            "[1] | slice(3, ns.x) | list",
+        )
+    ),
+    TWICE % "(ns.x, ns.x)" + "{{ {}[ns.x] }}",
+    MACRO % "varargs" + "{% set _ = m(ns.x, ns.x) %}{% endfor %}{{ ns.x | length }}",
+    MACRO % "kwargs" + "{% set _ = m(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x | length }}",
+    LARGE + "{{ ([x, y] * 100000) | sort | length }}",
+    LARGE + "{{ ([x, y] * 100000) | max }}",
+    LARGE + "{{ ([x, y] * 100000) | unique | list | length }}",
+    LARGE + "{{ ([x] * 100000).count(y) }}",
+    LARGE + "{{ [1, 2] | join([x] * 10000) }}",
+    LARGE + "{{ ([x] * 10000) is upper }}",
+    LARGE + "{{ [{x: 1}] * 10000 }}",
+    LARGE + "{{ {}[[x] * 10000].y }}",
+    LARGE + "{{ raise_exception([x] * 10000) }}",
+    LARGE + "{{ x.lstrip('c' * 1000000 ~ 'a') }}",
+    LARGE + "{{ x | trim('c' * 1000000 ~ 'a') }}",
+    "{{ ([['a'] * 100000] * 600) | sum(start=[]) | length }}",
+    "{{ 'a'" + " | replace('a', 'aaaaaaaaaa')" * 10 + " }}",
     "{{ 'x'.ljust(10**9) }}",
     "{{ 'x'.center(width=10**9) }}",
     "{{ '\t'.expandtabs(10**9) }}",
@@ -124,6 +160,17 @@ def test_bombs_are_refused_soon_and_with_little_memory() -> None:
         check=False,
     )
     assert (done.stdout, done.returncode) == ("", 0), done.stdout + done.stderr
+
+
+def test_a_namespace_shows_nothing_of_what_it_holds() -> None:
+    text = "{% set ns = namespace() %}{% set ns.x = [ns] %}{{ ns }} {{ 'secret' in ns | string }}"
+    assert open_template(text).render(TALK) == "<namespace> False"
+
+
+def test_a_long_refusal_is_cut() -> None:
+    with pytest.raises(TemplateError) as refusal:
+        open_template("{{ raise_exception('x' * 100000) }}").render(TALK)
+    assert len(str(refusal.value)) < 600
 
 
 def test_time_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
