@@ -36,11 +36,20 @@ def symbols(unit: Unit) -> dict[str, str]:
     return {name: f"l3j_{unit.stem}_{name}" for name in names}
 
 
+# Ops that a CPU runs only where they have a tuned kernel.
+TUNED_ALONE = ("matmul_int8", "pack", "attention_chunks", "attention_merge")
+
+
 def every_unit() -> list[Unit]:
-    """All that a model can need on a CPU: the walker, each op in each variant, tuned kernels."""
+    """All that a model can need on a CPU: the walker, tuned kernels, and portable ops where there
+    is no tuned kernel or, as for attention, not for every shape."""
     units = [WALKER]
     for name, module in ops.MODULES.items():
-        units += [Unit(f"llama3jit.ops.{module}", name, v) for v in ops.find(name).variants]
+        if name in TUNED_ALONE:
+            continue
+        tuned = () if name == "attention" else TUNED.get(name, ("", ()))[1]
+        variants = [variant for variant in ops.find(name).variants if variant not in tuned]
+        units += [Unit(f"llama3jit.ops.{module}", name, variant) for variant in variants]
     for name, (tuned_module, variants) in TUNED.items():
         units += [Unit(tuned_module, name, variant) for variant in variants]
     return units
