@@ -59,7 +59,7 @@ class CpuRunner:
         self._dims.set("B", self._sizes["B"])
         self._cancel = np.zeros(1, np.int64)
         self._arrays: dict[str, NDArray[Any]] = {}
-        self._gguf = gguf  # embeddings, and weights without a tuned kernel, are read from the map
+        self._gguf = gguf  # embeddings are read from the mapped file
         self._load(gguf, config)
         self._rows = assemble(
             self.lowered.rows,
