@@ -85,7 +85,35 @@ def plan_table() -> str | None:
     return "\n".join(["```", *(row.rstrip() for row in shown), "```"]) + "\n"
 
 
-WRITERS = {"commands": command_parts, "variables": variable_table, "plan": plan_table}
+def format_table() -> str:
+    """Every block format that runs: its size, its layout, and what multiplies by it on the CPU."""
+    from kernels_cpu import TUNED
+    from llama3jit.files.formats import FORMATS
+    from llama3jit.ops.dequantise import FORMATS as READ
+
+    lines = ["| type | bits a weight | values | bytes | layout | kernels |"]
+    lines.append("| --- | --: | --: | --: | --- | --- |")
+    for variant, functions in READ.items():
+        form = FORMATS[variant.upper()]
+        bits = 8 * form.block_bytes / form.block_size
+        tuned = [
+            activations
+            for op, activations in (("matmul_int8", "int8"), ("matmul", "float32"))
+            if variant in TUNED[op][1]
+        ]
+        kernels = f"tuned: {', '.join(tuned)}" if tuned else "portable"
+        sizes = f"{bits:g} | {form.block_size} | {form.block_bytes}"
+        layout = cell(functions["dequantise"].__doc__)
+        lines.append(f"| {form.name} | {sizes} | {layout} | {kernels} |")
+    return "\n".join(lines) + "\n"
+
+
+WRITERS = {
+    "commands": command_parts,
+    "variables": variable_table,
+    "plan": plan_table,
+    "formats": format_table,
+}
 
 
 def rewritten(text: str) -> str:

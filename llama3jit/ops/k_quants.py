@@ -82,16 +82,16 @@ def q3_k_values(blocks):
 def six_bit_scale(weight, n, at, part):
     """s of a part of Q4_K and Q5_K, whose 12 bytes begin at `at`: parts 0 to 3 are the low 6 bits
     of bytes 0 to 3; parts 4 to 7 the low nibbles of bytes 8 to 11 and the top of bytes 0 to 3."""
-    if part < 4:
-        return byte_at(weight, n, at + part) & 63
-    return byte_at(weight, n, at + part + 4) & 15 | byte_at(weight, n, at + part - 4) >> 6 << 4
+    late = part // 4
+    top = byte_at(weight, n, at + part - 4 * late) >> 6 << 4
+    return byte_at(weight, n, at + part + 4 * late) & 63 - 48 * late | top * late
 
 
 def six_bit_minimum(weight, n, at, part):
     """m in the same way: bytes 4 to 7, and the high nibbles of bytes 8 to 11."""
-    if part < 4:
-        return byte_at(weight, n, at + part + 4) & 63
-    return byte_at(weight, n, at + part + 4) >> 4 | byte_at(weight, n, at + part) >> 6 << 4
+    late = part // 4
+    top = byte_at(weight, n, at + part) >> 6 << 4
+    return byte_at(weight, n, at + part + 4) >> 4 * late & 63 | top * late
 
 
 def scales_and_minima(blocks):
