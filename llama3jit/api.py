@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from llama3jit.arguments import Messages, Progress, Prompt, Sampling, as_ids, split_sampling
 from llama3jit.background import Background
+from llama3jit.errors import ModelFormatError
 from llama3jit.results import Result, Score, StreamPart, make_stats
 from llama3jit.scoring import score_tokens
 
@@ -84,6 +85,7 @@ def load(
             progress=progress,
         )
         ready = tokenizer.result()
+        _check_vocabulary(ready.vocab_size, config.vocab_size)
     except BaseException:
         if runner is not None:
             runner.close()
@@ -94,6 +96,14 @@ def load(
 
     engine = Engine(runner, on_close=gguf.close)
     return Llama(engine, ready, gguf.metadata, chat_template, time.perf_counter() - began)
+
+
+def _check_vocabulary(tokens: int, embeddings: int) -> None:
+    if tokens != embeddings:
+        raise ModelFormatError(
+            f"tokenizer.ggml.tokens has {tokens} tokens, and token_embd.weight has rows for "
+            f"{embeddings}: the vocabulary and the weights are not of one model; convert it again"
+        )
 
 
 class Llama:
