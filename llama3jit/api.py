@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from llama3jit.arguments import Messages, Progress, Prompt, Sampling, as_ids, split_sampling
 from llama3jit.background import Background, uncollected
+from llama3jit.errors import ModelFormatError
 from llama3jit.results import Result, Score, StreamPart, make_stats
 from llama3jit.scoring import score_tokens
 
@@ -83,8 +84,10 @@ def _open(path: Path, **options: Any) -> tuple[Engine, Tokenizer, Mapping[str, A
     tokenizer: Background[Tokenizer] = Background(lambda: load_tokenizer(gguf.metadata))
     runner = None
     try:
-        runner = open_runner(gguf, read_config(gguf), meanwhile=tokenizer.start, **options)
+        config = read_config(gguf)
+        runner = open_runner(gguf, config, meanwhile=tokenizer.start, **options)
         ready = tokenizer.result()
+        _check_vocabulary(ready.vocab_size, config.vocab_size)
     except BaseException:
         if runner is not None:
             runner.close()
@@ -94,6 +97,14 @@ def _open(path: Path, **options: Any) -> tuple[Engine, Tokenizer, Mapping[str, A
     from llama3jit.engine.engine import Engine
 
     return Engine(runner, on_close=gguf.close), ready, gguf.metadata
+
+
+def _check_vocabulary(tokens: int, embeddings: int) -> None:
+    if tokens != embeddings:
+        raise ModelFormatError(
+            f"tokenizer.ggml.tokens has {tokens} tokens, and token_embd.weight has rows for "
+            f"{embeddings}: the vocabulary and the weights are not of one model; convert it again"
+        )
 
 
 class Llama:

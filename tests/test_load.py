@@ -101,6 +101,13 @@ def test_what_cannot_be_loaded_is_named(path, tmp_path):
             llama3jit.load(path, **{name: value})
 
 
+@pytest.mark.parametrize("vocab", [299, 301])
+def test_a_vocabulary_of_another_model_is_refused(tmp_path, vocab):
+    other = tiny_model(tmp_path / "other.gguf", n_layer=1, vocab=vocab, **byte_vocabulary()).path
+    with pytest.raises(ModelFormatError, match=f"has 300 tokens, .* rows for {vocab}"):
+        llama3jit.load(other, device="reference")
+
+
 def test_a_vocabulary_that_is_broken_closes_what_was_opened(tmp_path, monkeypatch):
     vocabulary = byte_vocabulary() | {"tokenizer__ggml__model": "morse"}
     broken = tiny_model(tmp_path / "broken.gguf", n_layer=1, **vocabulary).path

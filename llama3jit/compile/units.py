@@ -48,8 +48,8 @@ def every_unit() -> list[Unit]:
         if name in TUNED_ALONE:
             continue
         tuned = () if name == "attention" else TUNED.get(name, ("", ()))[1]
-        variants = [variant for variant in ops.find(name).variants if variant not in tuned]
-        units += [Unit(f"llama3jit.ops.{module}", name, variant) for variant in variants]
+        portable = [variant for variant in ops.find(name).variants if variant not in tuned]
+        units += [Unit(f"llama3jit.ops.{module}", name, variant) for variant in portable]
     for name, (tuned_module, variants) in TUNED.items():
         units += [Unit(tuned_module, name, variant) for variant in variants]
     return units

@@ -21,6 +21,7 @@ from llama3jit.model import weights
 from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
 from llama3jit.model.plan import Plan, Row
+from llama3jit.ops.faces import run_cuda
 from llama3jit.ops.op import Op
 from llama3jit.ops.signature import DTYPES
 
@@ -98,7 +99,7 @@ class Interpreter:
         elif self._face == "njit":
             op.njit(row.variant)(*values, op.signature.count(dims))
         else:
-            _launch(op, row.variant, values, op.signature.count(dims))
+            run_cuda(op, row.variant, values, op.signature.count(dims))
 
     def begin(self) -> None:
         """See Runner."""
@@ -128,17 +129,6 @@ def memory_of(plan: Plan, limits: Limits) -> dict[str, int]:
             # At most two values a byte, as 8 bytes each, and the float32 that they are made of.
             needed["weights"] = max(needed["weights"], 3 * size)
     return needed
-
-
-def _launch(op: Op, variant: str, values: list[Any], count: int) -> None:
-    """Run the op's cuda.jit face: arrays go to the GPU, the outputs come back."""
-    from numba import cuda
-
-    there = [cuda.to_device(v) if isinstance(v, np.ndarray) else v for v in values]
-    kernel: Any = op.cuda(variant)
-    kernel[64, 128](*there, count)
-    for output, array in zip(there, values[: op.outputs], strict=False):
-        output.copy_to_host(array)
 
 
 def _numpy(op: Op, variant: str) -> Call:

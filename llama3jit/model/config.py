@@ -68,7 +68,7 @@ class Keys:
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if not number or not math.isfinite(value) or value < lowest or (above and value == lowest):
             bound = f"{'above' if above else 'of at least'} {lowest:g}"
-            raise ModelFormatError(f"{name} is {value!r}; expected a number {bound}")
+            raise ModelFormatError(f"{name} is {value!r:.60}; expected a number {bound}")
         return float(value)
 
     def integer(self, key: str, default: int | None = None, *, lowest: int = 1) -> int:
@@ -78,6 +78,14 @@ class Keys:
             name = f"{self.architecture}.{key}"
             raise ModelFormatError(f"{name} is {value!r}; expected a whole number below 2^31")
         return int(value)
+
+    def text(self, key: str, default: str) -> str:
+        """A word."""
+        name = f"{self.architecture}.{key}"
+        value = self.metadata.get(name, default)
+        if not isinstance(value, str):
+            raise ModelFormatError(f"{name} is {value!r:.60}; expected text")
+        return value
 
     def has(self, key: str) -> bool:
         return f"{self.architecture}.{key}" in self.metadata
@@ -157,17 +165,23 @@ def _rope(keys: Keys, head_dim: int, context_length: int) -> RopeConfig:
     linear = keys.number("rope.scale_linear", 1.0, above=True)
     factor = keys.number("rope.scaling.factor", linear, above=True)
     implied = "none" if factor == 1.0 else "linear"
-    scaling = keys.metadata.get(f"{keys.architecture}.rope.scaling.type", implied)
+    scaling = keys.text("rope.scaling.type", implied)
     if scaling == "none" and linear != 1.0:
         scaling = "linear"
     if scaling not in ("none", "linear", "yarn", "llama3"):
         raise UnsupportedError(
             f"rope scaling {scaling!r} is not supported (supported: none, linear, yarn, llama3)"
         )
+    base = keys.number("rope.freq_base", 10000.0, above=True)
+    if scaling == "yarn" and base == 1:
+        raise ModelFormatError(
+            f"{keys.architecture}.rope.freq_base is 1, with which yarn scaling has no meaning; "
+            "expected another number above 0"
+        )
     extrapolation = keys.number("rope.scaling.yarn_ext_factor", 1.0, lowest=-1.0)
     return RopeConfig(
         dim=dim,
-        base=keys.number("rope.freq_base", 10000.0, above=True),
+        base=base,
         scaling=scaling,
         factor=factor,
         original_context=keys.integer("rope.scaling.original_context_length", context_length),

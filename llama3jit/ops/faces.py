@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 if TYPE_CHECKING:
     from llama3jit.ops.op import Op
 
@@ -132,6 +134,17 @@ def cuda_face(op: Op, variant: str) -> Any:
         "def face({given}, count):\n    run({all}, range(cuda.grid(1), count, cuda.gridsize(1)))\n"
     )
     return cuda.jit(_write(op, source, {"run": run, "cuda": cuda, **functions}))
+
+
+def run_cuda(op: Op, variant: str, values: list[Any], count: int) -> None:
+    """Run the op's cuda.jit face once: arrays go to the GPU, the outputs come back."""
+    from numba import cuda
+
+    there = [cuda.to_device(v) if isinstance(v, np.ndarray) else v for v in values]
+    kernel: Any = op.cuda(variant)
+    kernel[64, 128](*there, count)
+    for output, array in zip(there, values[: op.outputs], strict=False):
+        output.copy_to_host(array)
 
 
 def _write(op: Op, source: str, space: dict[str, Any]) -> Callable[..., None]:

@@ -31,7 +31,6 @@ class ByteLevelModel:
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._tokens = vocabulary.tokens
-        self._unk_id = vocabulary.unk_id
         self._ids = _plain_ids(self._tokens, vocabulary.special_ids)
         self._backend = _build_backend(vocabulary, self._ids)
 
@@ -41,9 +40,10 @@ class ByteLevelModel:
         return ids
 
     def encode_byte(self, byte: int) -> list[int]:
-        """The id of one byte that is no part of valid UTF-8."""
-        index = self._ids.get(CHARACTER_OF_BYTE[byte], self._unk_id)
-        return [] if index is None else [index]
+        """The id of one byte that is no part of valid UTF-8; those of U+FFFD if it has none: the
+        unknown token of such vocabularies is a control token, as a rule the end of a text."""
+        index = self._ids.get(CHARACTER_OF_BYTE[byte])
+        return self.encode("\N{REPLACEMENT CHARACTER}") if index is None else [index]
 
     def token_bytes(self, index: int) -> bytes:
         """The bytes that a token adds to the text."""
@@ -70,6 +70,9 @@ def _build_backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Backend:
     kind = find_pretokenizer(vocabulary.pre, vocabulary.is_llama3)
     pairs = _pairs(vocabulary.merges) or _checked_merges(vocabulary, ids)
     try:
+        # A merge into what is no token does not raise in `tokenizers`: it panics.
+        if not all(map(ids.__contains__, map("".join, pairs))):
+            raise LookupError
         model = models.BPE(ids, pairs, ignore_merges=kind.whole_words)
     except Exception:
         pairs = _checked_merges(vocabulary, ids)

@@ -68,13 +68,15 @@ def load_chat_template(
 
 def _sources(metadata: Mapping[str, Any]) -> dict[str, str]:
     """Name -> template: tokenizer.chat_template, and those that tokenizer.chat_templates names."""
-    keys = {"default": _KEY}
-    keys |= {str(name): f"{_KEY}.{name}" for name in metadata.get("tokenizer.chat_templates") or ()}
-    found = {name: metadata[key] for name, key in keys.items() if metadata.get(key)}
+    names = metadata.get("tokenizer.chat_templates", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ModelFormatError(f"tokenizer.chat_templates is {names!r:.60}; expected names")
+    keys = {"default": _KEY} | {name: f"{_KEY}.{name}" for name in names}
+    found = {name: metadata[key] for name, key in keys.items() if key in metadata}
     for name, source in found.items():
         if not isinstance(source, str):
             raise ModelFormatError(f"{keys[name]} is {source!r:.60}; expected text")
-    return found
+    return {name: source for name, source in found.items() if source}
 
 
 def _named_tokens(tokenizer: Tokenizer) -> dict[str, str]:

@@ -75,7 +75,7 @@ class Vocabulary:
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     """The vocabulary under `tokenizer.ggml.*`. Raises ModelFormatError (a key that is missing or
     cannot be right) and UnsupportedError (a kind of tokenizer that is not built)."""
-    model = metadata.get("tokenizer.ggml.model")
+    model = _text(metadata, "tokenizer.ggml.model")
     if model is None:
         raise ModelFormatError(
             "the file has no vocabulary: the key tokenizer.ggml.model is missing; use a GGUF that "
@@ -112,7 +112,7 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     ends |= {i for i in (eos_id, named["eot"], named["eom"]) if i is not None}
     special |= ends | {i for i in (bos_id,) if i is not None}
 
-    pre = metadata.get("tokenizer.ggml.pre")
+    pre = _text(metadata, "tokenizer.ggml.pre")
     is_llama3 = not is_llama and _looks_like_llama3(tokens, by_text)
     if pre is None and is_llama3:
         pre = "llama-bpe"
@@ -140,6 +140,13 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
 
 def _looks_like_llama3(tokens: list[str], by_text: Mapping[str, int]) -> bool:
     return len(tokens) == LLAMA3_VOCABULARY or "<|begin_of_text|>" in by_text
+
+
+def _text(metadata: Mapping[str, Any], key: str) -> str | None:
+    value = metadata.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ModelFormatError(f"{key} is {value!r:.60}; expected text")
+    return value
 
 
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
@@ -179,7 +186,7 @@ def _id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:
         return None
     try:
         index = value.__index__()
-    except AttributeError:
+    except (AttributeError, TypeError):
         raise ModelFormatError(f"{key} is {value!r:.60}; expected a token id") from None
     if not 0 <= index < count:
         raise ModelFormatError(f"{key} is {index}; the vocabulary has ids 0 to {count - 1}")

@@ -36,7 +36,8 @@ def _row():
 
 
 @pytest.mark.parametrize("name", EDITS)
-def test_an_edit_shows_in_the_next_run(one_op, copy, name):
+def test_an_edit_shows_in_the_next_run(one_op, copy, name, monkeypatch, tmp_path):
+    monkeypatch.setenv("LLAMA3JIT_CACHE", str(tmp_path / "cache"))  # where no edit is known yet
     unit, file, (old, new), change = EDITS[name]
     before = one_op(unit, copy)
     again = one_op(unit, copy)
@@ -73,9 +74,11 @@ def test_what_a_unit_depends_on():
         "llama3jit.compile.builder",
     }
     assert "kernels_cpu.matmul" not in reached
-    assert {"kernels_cpu.simd", "kernels_cpu.features", "llama3jit.ops.exp"} <= closure(
-        "kernels_cpu.attention"
-    )
+    attention, matmul = closure("kernels_cpu.attention"), closure("kernels_cpu.matmul")
+    assert {"kernels_cpu.simd", "kernels_cpu.vectors", "llama3jit.ops.exp"} <= attention
+    assert {"kernels_cpu.features", "kernels_cpu.values", "llama3jit.ops.pack"} <= matmul
+    # An edit of one format's table rebuilds no attention.
+    assert not {"kernels_cpu.simd_int", "kernels_cpu.tiles", "kernels_cpu.scales"} & attention
 
 
 def test_a_key_names_the_unit_the_target_and_the_tools(monkeypatch):

@@ -66,13 +66,22 @@ def test_cancel_again_and_again(slow):
                     runner.forward(batch)
         finally:
             timer.join()
+        runner.begin()  # the first was not within a pass
         assert np.array_equal(logits_of(runner, ids_of(40)), expected)
 
 
-def test_cancel_without_a_pass_changes_nothing(runner):
-    expected = logits_of(runner, ids_of(9))
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+def test_cancel_without_a_pass_ends_the_next_unless_it_is_forgotten(tiny, device):
+    runner = opened(tiny, device)
+    expected = logits_of(runner, ids_of(9)).copy()
     runner.cancel()
+    with pytest.raises(CancelledError):
+        logits_of(runner, ids_of(9))
     assert np.array_equal(logits_of(runner, ids_of(9)), expected)
+    runner.cancel()
+    runner.begin()
+    assert np.array_equal(logits_of(runner, ids_of(9)), expected)
+    runner.close()
 
 
 def test_a_keyboard_interrupt_leaves_the_runner_sound(slow):

@@ -3,6 +3,7 @@
 import dataclasses
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from tiny_model import tiny_metadata
 
@@ -131,6 +132,9 @@ FORMAT_ERRORS = [
     ({"rope__dimension_count": 18}, r"dimension_count is 18; expected an even number up to 16"),
     ({"rope__freq_base": 0.0}, r"llama\.rope\.freq_base is 0\.0; expected a number above 0"),
     ({"rope__freq_base": float("inf")}, r"llama\.rope\.freq_base is inf"),
+    ({"rope__freq_base": 1.0, "rope__scaling__type": "yarn"}, "freq_base is 1, with which yarn"),
+    ({"rope__scaling__type": np.array([1, 2])}, r"llama\.rope\.scaling\.type is array"),
+    ({"rope__scaling__type": 3}, r"llama\.rope\.scaling\.type is 3; expected text"),
     ({"rope__scaling__factor": 0.0}, r"llama\.rope\.scaling\.factor is 0\.0"),
     ({"attention__scale": 0.0}, r"llama\.attention\.scale is 0\.0"),
     ({"attention__sliding_window": -1}, r"llama\.attention\.sliding_window is -1"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -335,6 +336,22 @@ def test_named_templates() -> None:
     assert template.render(TALK) == "with"
     with pytest.raises(ModelFormatError, match=r"tokenizer\.chat_template is \[1\]"):
         open_template([1])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("chat_template", np.array([1, 2]), "chat_template is array"),
+        ("chat_template", np.array([], np.int32), "chat_template is array"),
+        ("chat_templates", np.array([1, 2]), "chat_templates is array"),
+        ("chat_templates", 1.5, r"chat_templates is 1\.5"),
+        ("chat_templates", [["x"]], "chat_templates is"),
+    ],
+)
+def test_templates_that_are_no_text_are_named(key: str, value: Any, message: str) -> None:
+    metadata = v.bytelevel("gpt-2")
+    with pytest.raises(ModelFormatError, match=message):
+        load_chat_template({f"tokenizer.{key}": value}, load_tokenizer(metadata))
 
 
 def test_content_in_parts() -> None:

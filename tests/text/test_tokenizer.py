@@ -144,6 +144,17 @@ def test_bytes_that_are_no_utf_8_stay_bytes(kind: str) -> None:
     assert tokenizer.decode(tokenizer.encode("\ud83d\ude00\ud83d", add_bos=False)) == "😀�"
 
 
+def test_bytes_without_a_token_do_not_become_control_tokens() -> None:
+    metadata = v.bytelevel("gpt-2")
+    tokens = ["<none>" if t == "ÿ" else t for t in metadata["tokenizer.ggml.tokens"]]
+    end = tokens.index("<|endoftext|>") if "<|endoftext|>" in tokens else 0
+    changed = {"tokenizer.ggml.tokens": tokens, "tokenizer.ggml.unknown_token_id": end}
+    tokenizer = load_tokenizer(metadata | changed)
+    ids = tokenizer.encode("a\udcffb", add_bos=False)
+    assert tokenizer.decode(ids) == "a\ufffdb"
+    assert end not in ids
+
+
 def test_bytes_of_a_token_are_raw() -> None:
     # ollama/ollama#13497: a token may hold a part of a character.
     tokenizer = load_tokenizer(v.bytelevel("llama-bpe"))
@@ -208,6 +219,15 @@ BROKEN = {
     "a merge of three": ({"merges": ["e n", "e n d"]}, r"merges\[1\] is 'e n d'"),
     "a merge of strangers": ({"merges": ["Ġ Ж"]}, r"merges\[0\] is 'Ġ Ж', but 'Ж' is not"),
     "a merge to a stranger": ({"merges": ["! #"]}, r"merges\[0\] is '! #', but '!#' is not"),
+    "a merge to a stranger, of few": (
+        {"tokens": ["a", "b"], "merges": ["a b"], "token_type": None, "bos_token_id": None}
+        | {"eos_token_id": None},
+        r"merges\[0\] is 'a b', but 'ab' is not",
+    ),
+    "a pre that is an array": ({"pre": np.array([1, 2])}, r"ggml\.pre is array"),
+    "a pre that is a number": ({"pre": 1.5}, r"ggml\.pre is 1\.5"),
+    "a model that is an array": ({"model": np.array([], np.int32)}, r"ggml\.model is array"),
+    "a bos that is an array": ({"bos_token_id": np.array([1, 2])}, r"bos_token_id is array"),
     "merges that are numbers": ({"merges": [1]}, r"merges\[0\] is 1"),
 }
 
