@@ -43,7 +43,8 @@ chat: $(VENV)/.installed  ## install, fetch the default model, chat
 	@$(BIN)/python -m llama3jit pull $(MODEL) >/dev/null
 	@$(BIN)/python -m llama3jit chat $(MODEL)
 
-test: $(VENV)/.test-installed  ## run the tests
+test: $(VENV)/.test-installed  ## run the tests; those on real weights too, if the model can be had
+	@$(BIN)/python -m llama3jit pull $(MODEL) >/dev/null || echo 'without the tests on $(MODEL)' >&2
 	@$(BIN)/python -m pytest -q -m 'not slow and not gpu'
 
 lint: $(VENV)/.test-installed  ## ruff and mypy

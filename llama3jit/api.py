@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from llama3jit.arguments import Messages, Progress, Prompt, Sampling, as_ids, split_sampling
 from llama3jit.background import Background, uncollected
-from llama3jit.errors import ModelFormatError
+from llama3jit.errors import InvalidArgumentError, ModelFormatError
 from llama3jit.results import Result, Score, StreamPart, make_stats
 from llama3jit.scoring import score_tokens
 
@@ -56,6 +56,8 @@ def load(
     from llama3jit.files.store import resolve
 
     began = time.perf_counter()
+    if progress is not None and not callable(progress):
+        raise InvalidArgumentError(f"progress is {progress!r:.60}; expected a function")
     with uncollected():
         engine, tokenizer, metadata = _open(
             resolve(path_or_name),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from llama3jit.errors import InvalidArgumentError
@@ -50,16 +50,30 @@ def split_sampling(sampling: Sampling) -> tuple[SamplingParams, tuple[str, ...]]
                 f"unknown argument {name!r}{hint} (there are: {', '.join(known)})"
             )
     given: dict[str, Any] = dict(sampling)
-    stop = given.pop("stop", None) or ()
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = given.pop("stop", None)
+    stops = () if stop is None else (stop,) if isinstance(stop, str) else _items(stop, "stop")
     for one in stops:
         if not isinstance(one, str) or not one:
             raise InvalidArgumentError(f"stop has {one!r}: expected strings that are not empty")
     return SamplingParams(**given), stops
 
 
+def _items(values: Any, name: str) -> tuple[Any, ...]:
+    try:
+        return tuple(values)
+    except TypeError:
+        raise InvalidArgumentError(
+            f"{name} is {values!r:.60}: expected a string, or a sequence of strings"
+        ) from None
+
+
 def as_ids(ids: Sequence[int]) -> list[int]:
     """Token ids as Python ints, from any sequence of whole numbers."""
+    # Bytes are text in disguise, and sets have no order.
+    if isinstance(ids, bytes | bytearray | memoryview | Mapping | Set):
+        raise InvalidArgumentError(
+            f"token ids: {type(ids).__name__} is no sequence of ids; expected text or whole numbers"
+        )
     try:
         return [operator.index(token) for token in ids]
     except TypeError as error:

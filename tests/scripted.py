@@ -124,7 +124,7 @@ class ByteTokenizer:
     vocab_size = VOCAB
 
     def encode(self, text, *, add_bos=None, add_eos=None, parse_special=False):
-        return [BOS] * (add_bos is not False) + list(text.encode())
+        return [BOS] * (add_bos is not False) + list(text.encode(errors="surrogateescape"))
 
     def token_bytes(self, token):
         return bytes([token]) if token < 256 else b"<special>"
@@ -141,7 +141,7 @@ class ByteTemplate:
         ids = [BOS]
         for message in messages:
             marker = ASSISTANT if message["role"] == "assistant" else USER
-            ids += [marker, *message["content"].encode()]
+            ids += [marker, *message["content"].encode(errors="surrogateescape")]
         return [*ids, ASSISTANT]
 
 

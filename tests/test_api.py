@@ -114,6 +114,12 @@ def test_unknown_and_impossible_arguments_are_refused_at_once(make, how):
         call(prompt, stop=["a", ""])
     with pytest.raises(InvalidArgumentError, match="stop has 3"):
         call(prompt, stop=[3])
+    with pytest.raises(InvalidArgumentError, match="stop has ''"):
+        call(prompt, stop="")
+    with pytest.raises(InvalidArgumentError, match="stop is 5: expected a string"):
+        call(prompt, stop=5)
+    with pytest.raises(InvalidArgumentError, match=r"^temperature is 1000.*: expected a finite"):
+        call(prompt, temperature=10**400)
 
 
 def test_bad_prompts_are_refused_at_once(make):
@@ -126,6 +132,10 @@ def test_bad_prompts_are_refused_at_once(make):
         llm.stream([VOCAB])
     with pytest.raises(InvalidArgumentError, match="whole numbers"):
         llm.stream([1.5])
+    for ids in (b"x", bytearray(b"x"), memoryview(b"x"), {1: 2}, {5, 6}):
+        for call in (llm.stream, llm.logits, llm.score, llm.detokenize):
+            with pytest.raises(InvalidArgumentError, match=f"{type(ids).__name__} is no sequence"):
+                call(ids)
 
 
 def test_a_seed_is_reported_and_gives_the_text_again(make):

@@ -101,6 +101,31 @@ def test_what_cannot_be_loaded_is_named(path, tmp_path):
             llama3jit.load(path, **{name: value})
 
 
+@pytest.mark.parametrize("model", [None, b"x", 5, [], object()])
+def test_a_model_that_is_neither_a_name_nor_a_path(model):
+    with pytest.raises(InvalidArgumentError, match=r"the model is .*; expected a name or the path"):
+        llama3jit.load(model)
+
+
+def test_a_path_of_another_class(path):
+    class Elsewhere:
+        def __fspath__(self):
+            return str(path)
+
+    llama3jit.load(Elsewhere(), device="reference", n_ctx=16).close()
+
+
+def test_progress_and_templates_that_are_none(path):
+    with pytest.raises(InvalidArgumentError, match="progress is 5; expected a function"):
+        llama3jit.load(path, progress=5)
+    for template in (5, b"x", [], "llama4", ""):
+        with (
+            llama3jit.load(path, device="reference", chat_template=template) as llm,
+            pytest.raises(InvalidArgumentError, match=r"chat_template is .*llama3, chatml"),
+        ):
+            llm.chat([{"role": "user", "content": "x"}])
+
+
 @pytest.mark.parametrize("vocab", [299, 301])
 def test_a_vocabulary_of_another_model_is_refused(tmp_path, vocab):
     other = tiny_model(tmp_path / "other.gguf", n_layer=1, vocab=vocab, **byte_vocabulary()).path

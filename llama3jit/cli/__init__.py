@@ -11,6 +11,9 @@ def main() -> None:
 
     with leaving_at_once():
         from llama3jit.cli.app import build, run
+        from llama3jit.cli.streams import open_closed, warn_in_a_line
 
+        open_closed()
+        warn_in_a_line()
         app = build(sys.argv[1] if len(sys.argv) > 1 else None)
     sys.exit(run(sys.argv[1:], app))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llama3jit.cli.streams import one_line
 from llama3jit.errors import Llama3JitError
 
 if TYPE_CHECKING:
@@ -95,17 +96,25 @@ def run(arguments: list[str], app: typer.Typer | None = None) -> int:
 
 def fail(message: str, status: int) -> int:
     """One line on stderr, and the status."""
-    print(f"llama3jit: {' '.join(message.split())}", file=sys.stderr)
+    from contextlib import suppress
+
+    with suppress(OSError):  # a reader that went away, a full disk
+        print(f"llama3jit: {one_line(message)}", file=sys.stderr, flush=True)
     return status
 
 
 def fail_otherwise(error: Exception) -> int:
-    """What is not an error of this package: the parser's, which print themselves, the system's,
-    and our own mistakes, whose traceback is shown on request."""
-    show, status = getattr(error, "show", None), getattr(error, "exit_code", None)
-    if isinstance(status, int):
-        if show is not None:
-            show()
+    """What is not an error of this package: the parser's, the system's, and our own mistakes,
+    whose traceback is shown on request."""
+    parser: Any = error
+    if isinstance(status := getattr(error, "exit_code", None), int):
+        context = getattr(error, "ctx", None)
+        message = parser.format_message() if hasattr(error, "format_message") else ""
+        if "\n" in message and hasattr(error, "show"):
+            parser.show()  # the help, where there are no arguments
+        elif message:
+            hint = f"; see {context.command_path} --help" if context else ""
+            fail(message.rstrip(".") + hint, status)
         return status
     if os.environ.get("LLAMA3JIT_TRACEBACK"):
         raise error

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llama3jit.cli import options
+from llama3jit.cli.streams import one_line, take_any_bytes
 from llama3jit.errors import Llama3JitError
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ def chat(
     """
     from llama3jit.cli.loading import open_model
 
+    take_any_bytes()
     sampling = options.given(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -118,7 +120,7 @@ class Conversation:
             self.messages.pop()
             self.unsent = text
             self.failures += 1
-            say(f"llama3jit: {error}")
+            say(f"llama3jit: {one_line(str(error))}")
             if len(self.messages) > len(self._system):
                 say("the turn was not sent; /clear forgets the conversation so far")
             return

@@ -7,6 +7,8 @@ from typing import Annotated
 from llama3jit.cli import options
 from llama3jit.errors import InvalidArgumentError
 
+MAX_BYTES = 1 << 28  # of a file that is read as a text; /dev/zero has no end
+
 
 def generate(
     model: options.OptionalModel = None,
@@ -85,9 +87,13 @@ def read_prompt(prompt: str | None, file: Path | None) -> str:
 def read_text(file: Path) -> str:
     """The text of a UTF-8 file."""
     try:
-        return decode(file.read_bytes(), str(file))
+        with file.open("rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
     except OSError as error:
         raise InvalidArgumentError(f"{file} cannot be read: {error.strerror}") from error
+    if len(data) > MAX_BYTES:
+        raise InvalidArgumentError(f"{file} is larger than the {MAX_BYTES >> 20} MiB that are read")
+    return decode(data, str(file))
 
 
 def decode(data: bytes, name: str) -> str:
@@ -104,6 +110,12 @@ def print_json(result: object) -> None:
     """A result as one line of JSON, fields in their order; those that are None are left out."""
     import dataclasses
     import json
+    import math
 
-    fields = dataclasses.asdict(result)  # type: ignore[call-overload]
-    print(json.dumps({name: value for name, value in fields.items() if value is not None}))
+    fields = {
+        # JSON has no infinity: the perplexity of what is all but impossible becomes null.
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in dataclasses.asdict(result).items()  # type: ignore[call-overload]
+        if value is not None
+    }
+    print(json.dumps(fields, allow_nan=False))

@@ -47,24 +47,40 @@ Precision = Annotated[
 
 MaxTokens = Annotated[
     int | None,
-    option("--max-tokens", "-n", help="Stop after N tokens. [default: the end of the context]"),
+    option(
+        "--max-tokens", "-n", min=1, help="Stop after N tokens. [default: the end of the context]"
+    ),
 ]
 Temperature = Annotated[
-    float | None, option("--temperature", help="0 takes the likeliest token. [default: 0.8]")
+    float | None, option("--temperature", min=0, help="0 takes the likeliest token. [default: 0.8]")
 ]
 TopK = Annotated[
-    int | None, option("--top-k", help="Keep the K likeliest tokens; 0 is off. [default: 40]")
+    int | None,
+    option("--top-k", min=0, help="Keep the K likeliest tokens; 0 is off. [default: 40]"),
 ]
 TopP = Annotated[
     float | None,
-    option("--top-p", help="Keep the likeliest tokens that hold P; 1 is off. [default: 0.95]"),
+    option(
+        "--top-p",
+        min=0,
+        max=1,
+        help="Keep the likeliest tokens that hold P; 1 is off. [default: 0.95]",
+    ),
 ]
 MinP = Annotated[
     float | None,
-    option("--min-p", help="Keep tokens from P of the likeliest's; 0 is off. [default: 0.05]"),
+    option(
+        "--min-p",
+        min=0,
+        max=1,
+        help="Keep tokens from P of the likeliest's; 0 is off. [default: 0.05]",
+    ),
 ]
 Seed = Annotated[
-    int | None, option("--seed", help="The same seed gives the same text. [default: drawn]")
+    int | None,
+    option(
+        "--seed", min=0, max=2**64 - 1, help="The same seed gives the same text. [default: drawn]"
+    ),
 ]
 Stop = Annotated[
     list[str] | None, option("--stop", help="End the text before this string; may be repeated.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -52,9 +53,11 @@ def open_runner(
     """
     from llama3jit.model.build import build_plan
 
-    _one_of("device", device, DEVICES)
-    _one_of("kv_dtype", kv_dtype, KV_DTYPES)
-    _one_of("precision", precision, PRECISIONS)
+    one_of("device", device, DEVICES)
+    one_of("kv_dtype", kv_dtype, KV_DTYPES)
+    one_of("precision", precision, PRECISIONS)
+    if isinstance(threads, bool) or not (threads is None or hasattr(threads, "__index__")):
+        raise InvalidArgumentError(f"threads is {threads!r:.60}; expected a whole number")
     limits = make_limits(config, n_ctx, max_sequences, max_tokens)
     plan = build_plan(config, gguf.tensors, kv_dtype)
     if device == "reference":
@@ -76,10 +79,12 @@ def open_runner(
     )
 
 
-def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise InvalidArgumentError unless the value is one of the choices, DeviceError for a device
+    that is still to come."""
     if value in choices:
         return
-    if name == "device" and value.partition(":")[0] == "cuda":
+    if name == "device" and isinstance(value, str) and value.partition(":")[0] == "cuda":
         raise DeviceError(f"the device {value!r} is not built yet; use 'cpu' or 'auto'")
     raise InvalidArgumentError(f"{name} is {value!r}; expected {', '.join(choices)}")
 
@@ -97,8 +102,12 @@ def make_limits(
         ("max_sequences", max_sequences, 4096),
         ("max_tokens", max_tokens, 65536),
     ):
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise InvalidArgumentError(f"{name} is {value!r:.60}; expected a whole number")
         if not 1 <= value <= most:
             raise InvalidArgumentError(f"{name} is {value}; expected 1 to {most}")
+    # NumPy's numbers wrap round.
+    n_ctx, max_sequences, max_tokens = map(operator.index, (n_ctx, max_sequences, max_tokens))
     if max_sequences > max_tokens:
         raise InvalidArgumentError(
             f"max_sequences is {max_sequences}; a batch of max_tokens {max_tokens} cannot hold a "

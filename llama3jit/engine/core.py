@@ -39,7 +39,9 @@ class Core:
         self._inbox: deque[SequenceState] = deque()
         self._wake = threading.Condition()  # guards _inbox and _closing
         self._closing = False
-        self._pass = threading.Lock()  # guards _in_pass, and holds while the runner is cancelled
+        # Guards _in_pass, and holds while the runner is cancelled. Reentrant, as the garbage
+        # collector may close a generator, which cancels, in whoever holds it.
+        self._pass = threading.RLock()
         self._in_pass: list[SequenceState] = []
         _cores.add(self)
 

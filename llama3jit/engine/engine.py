@@ -94,6 +94,10 @@ class Handle:
         self._sequence = sequence
         self.finish: Finish | None = None
 
+    def __del__(self) -> None:
+        # Nobody can ask for the rest: a Ctrl-C may come before whoever submitted could cancel.
+        self._sequence.cancelled = True
+
     @property
     def seed(self) -> int:
         """The seed in use, given or drawn."""

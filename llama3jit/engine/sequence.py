@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
@@ -59,7 +60,7 @@ def _check_int(name: str, value: object, low: int, high: int | None, note: str) 
 def _check_number(name: str, value: object, high: float, note: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
         raise InvalidArgumentError(f"{name} is {value!r}: expected a number ({note})")
-    if not 0 <= value <= high or not math.isfinite(value):
+    if not 0 <= value <= min(high, sys.float_info.max):
         bounds = "a finite number, 0 or more" if high == math.inf else f"0 to {high:g}"
         raise InvalidArgumentError(f"{name} is {value}: expected {bounds} ({note})")
 

@@ -161,7 +161,7 @@ class Store:
 def default_store() -> Store:
     """The user's store: LLAMA3JIT_MODELS, else a folder in the user's data directory."""
     if folder := os.environ.get("LLAMA3JIT_MODELS"):
-        return Store(Path(folder).expanduser().absolute())
+        return Store(Path(os.path.expanduser(folder)).absolute())
     from platformdirs import user_data_path
 
     return Store(user_data_path("llama3jit", appauthor=False) / "models")
@@ -170,8 +170,15 @@ def default_store() -> Store:
 def resolve(name_or_path: str | Path, store: Store | None = None) -> Path:
     """The file of a model: an existing path as it is, else a pulled model by name.
 
-    Raises ModelNotFoundError, which says what is near or how to get it.
+    Raises ModelNotFoundError, which says what is near or how to get it, InvalidArgumentError for
+    what is neither.
     """
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise InvalidArgumentError(
+            f"the model is {name_or_path!r:.60}; expected a name or the path of a GGUF file"
+        )
+    if not isinstance(name_or_path, str):
+        name_or_path = Path(name_or_path)
     text = os.path.expanduser(name_or_path)
     if os.path.isfile(text):
         return Path(text)

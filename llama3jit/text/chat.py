@@ -53,8 +53,14 @@ def load_chat_template(
 ) -> ChatTemplate:
     """The chat template of a file: `override` (jinja text, or the name of a built-in one), else the
     file's own, else a built-in one that suits the vocabulary. With none of these the template
-    raises TemplateError when it is used. Raises ModelFormatError if it is no text."""
+    raises TemplateError when it is used. Raises ModelFormatError if it is no text,
+    InvalidArgumentError for an override that is no template."""
     if override is not None:
+        if not isinstance(override, str) or (override not in BUILT_IN and "{" not in override):
+            raise InvalidArgumentError(
+                f"chat_template is {override!r:.60}; expected jinja text, or the name of a "
+                f"built-in template ({', '.join(BUILT_IN)})"
+            )
         sources = {"default": BUILT_IN[override][1] if override in BUILT_IN else override}
     else:
         sources = _sources(metadata)

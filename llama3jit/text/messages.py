@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,12 +56,20 @@ def _text(content: Any, where: str) -> str:
         for i, part in enumerate(content):
             if not isinstance(part, Mapping) or part.get("type") != "text":
                 raise InvalidArgumentError(
-                    f'{where}[{i}] is {part!r:.60}; expected {{"type": "text", "text": ...}}'
+                    f'{where}[{i}] is {_short(part)}; expected {{"type": "text", "text": ...}}'
                 )
-        return "\n".join(_text(part.get("text"), f"{where}['text']") for part in content)
+            if not isinstance(part.get("text"), str):
+                raise InvalidArgumentError(
+                    f"{where}[{i}]['text'] is {_short(part.get('text'))}; expected text"
+                )
+        return "\n".join(part["text"] for part in content)
     raise InvalidArgumentError(
-        f"{where} is {content!r:.60}; expected text, or a list of text parts"
+        f"{where} is {_short(content)}; expected text, or a list of text parts"
     )
+
+
+def _short(value: Any) -> str:
+    return f"{reprlib.repr(value):.60}"  # repr itself fails on what is nested too deep
 
 
 def plain_data(value: Any, where: str, depth: int = 0) -> Any:

@@ -44,6 +44,13 @@ def test_no_input_gets_the_built_in_question(talk):
     assert BUILT_IN_QUESTION in err
 
 
+def test_bytes_that_are_no_utf_8_do_not_end_the_talk(talk):
+    def script(history):
+        return replying("got it" if 0xFF in history else "?")(history)
+
+    assert talk(b"a\xffb\nc\n", script=script)[:2] == (0, "got it\ngot it\n")
+
+
 def test_commands_are_not_sent(talk):
     status, out, err = talk(b"/help\none\n/nope now\n/clear\ntwo\n//slash\n/bye\nthree\n")
     assert (status, out) == (0, "1 one\n1 two\n2 /slash\n")

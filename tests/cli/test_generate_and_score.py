@@ -153,7 +153,13 @@ def test_every_flag_has_a_variable(command, capsys):
         (["nonsense"], 2, "No such command"),
         (["generate", "m", "-p", "x", "--frobnicate"], 2, "frobnicate"),
         (["generate", "m", "-p", "x", "--threads", "0"], 2, "threads"),
-        (["generate", "m", "-p", "x", "--temperature", "-1"], 2, "temperature is -1.0: expected"),
+        (["generate", "m", "-p", "x", "--temperature", "-1"], 2, "'--temperature'"),
+        (["generate", "m", "-p", "x", "--temperature", "inf"], 2, "temperature is inf: expected"),
+        (["generate", "m", "-p", "x", "-n", "0"], 2, "'--max-tokens'"),
+        (["generate", "m", "-p", "x", "--top-p", "1.5"], 2, "'--top-p'"),
+        (["generate", "m", "-p", "x", "--seed", "18446744073709551616"], 2, "'--seed'"),
+        (["plan", "m", "--kv-dtype", "q3"], 2, "kv_dtype is 'q3'; expected f16, f32"),
+        (["generate", "m", "-f", "/dev/zero"], 2, "/dev/zero is larger than the 256 MiB"),
         (["generate", "m", "-p", "x", "-f", "y"], 2, "-p and -f"),
         (["generate", "m", "-f", "/nonexistent/prompt"], 2, "/nonexistent/prompt cannot be read"),
         (["generate", "m", "-p", "x" * 200], 1, "203 tokens"),
@@ -167,7 +173,8 @@ def test_errors_are_a_line_on_stderr(use, capsys, arguments, status, message):
     out, err = capsys.readouterr()
     assert out == ""
     assert message in err
-    assert "Traceback" not in err
+    assert err.startswith("llama3jit: ")
+    assert err.count("\n") == 1
 
 
 def test_failures_in_the_middle_and_mistakes_of_ours(use, capsys, monkeypatch):
@@ -190,6 +197,60 @@ def test_a_prompt_that_is_not_utf8_is_refused(use, capsys, monkeypatch):
     pipe_in(monkeypatch, b"ab\xff")
     assert run(["generate", "m"]) == 2
     assert "byte 2 is 0xff" in capsys.readouterr().err
+
+
+def test_values_out_of_range_are_refused_before_the_model_is_opened(use, capsys):
+    calls = use(noise)
+    for option in ("--temperature=-1", "--top-k=-1", "--min-p=2", "--seed=-1", "-n=0"):
+        assert run(["generate", "m", "-p", "x", option]) == 2
+    assert calls == []
+
+
+def test_a_message_cannot_steer_the_terminal(use, capsys):
+    use(noise, lambda batch: exec("raise DeviceError('a\\x1b[2J\\nb\\u202e')"))
+    assert run(["generate", "m", "-p", "x"]) == 1
+    assert capsys.readouterr().err == "llama3jit: a\\x1b[2J b\\u202e\n"
+
+
+def test_an_infinite_perplexity_is_json(use, capsys, tmp_path):
+    logits = np.full(VOCAB, -1e30, np.float32)
+    logits[0] = 1e30
+    use(lambda history: logits)
+    (tmp_path / "text").write_text("xyz")
+    assert run(["score", "m", str(tmp_path / "text"), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert json.loads(out, parse_constant=pytest.fail)["perplexity"] is None
+
+
+@pytest.mark.parametrize(
+    ("redirection", "out", "err"),
+    [
+        (">&-", "", ""),
+        ("2>&-", "A\n", ""),
+        ("<&-", "A\n", ""),
+        ("<&- >&- 2>&-", "", ""),
+        (">/dev/full", "", "llama3jit: [Errno 28] No space left on device\n"),
+    ],
+)
+def test_streams_that_are_closed_or_full(redirection, out, err):
+    done = run_in_shell(
+        ["generate", "m", *(["-p", "x"] if "<" not in redirection else [])], redirection
+    )
+    assert (done.stdout, done.stderr) == (out, err)
+    assert done.returncode == (1 if err else 0)
+
+
+def test_an_error_with_stderr_closed_stays_out_of_stdout():
+    for redirection in ("2>&-", "2>/dev/full"):
+        done = run_in_shell(["nonsense"], redirection)
+        assert (done.stdout, done.returncode) == ("", 2)
+
+
+def test_a_warning_is_a_line():
+    done = run_in_shell(
+        ["generate", "m", "-p", "x"], "", "__import__('warnings').warn('two\\nlines')"
+    )
+    assert (done.stdout, done.stderr) == ("A\n", "llama3jit: warning: two lines\n")
 
 
 def test_score_prints_what_the_library_says(use, capsys, tmp_path):
@@ -232,6 +293,29 @@ def start(arguments, script="noise", before="None", **streams):
         [sys.executable, "-c", textwrap.dedent(code)],
         env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
+    )
+
+
+def run_in_shell(arguments, redirection, before="None"):
+    code = f"""
+        import sys
+        from scripted import *
+        import llama3jit.api
+        from llama3jit.cli import main
+        def load(*arguments, **options):
+            {before}
+            return scripted_llama(replying("A")).llama
+        llama3jit.api.load = load
+        sys.argv = ["llama3jit", *{arguments!r}]
+        main()
+    """
+    command = f'exec "$0" -c "$1" {redirection}'
+    return subprocess.run(
+        ["/bin/sh", "-c", command, sys.executable, textwrap.dedent(code)],
+        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 

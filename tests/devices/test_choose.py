@@ -1,5 +1,6 @@
 """The choice of a device, limits, and the check of memory before anything is loaded."""
 
+import numpy as np
 import pytest
 from driving import opened
 from tiny_model import tiny_model
@@ -38,6 +39,25 @@ def config(tiny):
 def test_choices_that_there_are_not(tiny, options, message):
     with pytest.raises(InvalidArgumentError, match=message):
         opened(tiny, **options)
+
+
+@pytest.mark.parametrize("name", ["n_ctx", "threads", "max_sequences"])
+@pytest.mark.parametrize("value", ["64", 64.0, True, float("nan"), []])
+def test_numbers_that_are_none(tiny, name, value):
+    with pytest.raises(InvalidArgumentError, match=f"{name} is .*; expected a whole number"):
+        opened(tiny, **{name: value})
+
+
+def test_numbers_of_numpy_do_not_wrap(config):
+    limits = make_limits(config, np.int8(100), np.int8(100), np.int16(512))
+    assert limits == make_limits(config, 100, 100, 512)
+    assert type(limits.n_ctx) is int
+
+
+@pytest.mark.parametrize("value", [None, 5, b"cpu", ["cpu"]])
+def test_a_device_that_is_no_text(tiny, value):
+    with pytest.raises(InvalidArgumentError, match=r"device is .*; expected auto, cpu, reference"):
+        opened(tiny, device=value)
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:0"])

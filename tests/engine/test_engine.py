@@ -214,6 +214,29 @@ def test_cancel_ends_a_running_pass_at_once(make, prompt):
     assert len(engine.runner.batches) == 1
 
 
+def test_a_handle_that_nobody_holds_is_cancelled(make):
+    engine = make(lambda history: peak(65), before=lambda batch: time.sleep(0.01))
+    engine.submit(Request([1]))
+    deadline = time.perf_counter() + 5
+    while not engine._core.scheduler.idle and time.perf_counter() < deadline:
+        time.sleep(0.01)
+    assert engine._core.scheduler.idle
+
+
+def test_cancel_by_the_garbage_collector_does_not_wait_for_its_own_thread(make):
+    engine = make(lambda history: peak(65))
+    handle = engine.submit(Request([1]))
+
+    def collected_within():
+        with engine._core._pass:
+            handle.cancel()
+
+    thread = threading.Thread(target=collected_within, daemon=True)
+    thread.start()
+    thread.join(2)
+    assert not thread.is_alive()
+
+
 def test_cancel_leaves_others_of_the_pass_alone(make):
     gate = threading.Event()
     engine = make(before=lambda batch: len(engine.runner.batches) < 7 or gate.wait(10))

@@ -122,6 +122,11 @@ def test_where_the_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert default_store().root.parts[-2:] == ("llama3jit", "models")
 
 
+def test_the_home_of_nobody_is_a_plain_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA3JIT_MODELS", "~no-such-user/models")
+    assert default_store().models() == []
+
+
 def test_the_lock_keeps_threads_and_processes_out(store: Store) -> None:
     put(store, "a")
     inside, waits = [], []

@@ -322,7 +322,7 @@ def test_no_template() -> None:
 def test_an_override_comes_first() -> None:
     keys = v.bytelevel("gpt-2", control=CHATML) | {"tokenizer.chat_template": "file"}
     tokenizer = load_tokenizer(keys)
-    assert load_chat_template(keys, tokenizer, override="mine").render(TALK) == "mine"
+    assert load_chat_template(keys, tokenizer, override="{{ 'mine' }}").render(TALK) == "mine"
     named = load_chat_template(keys, tokenizer, override="chatml")
     assert named.sources == {"default": BUILT_IN["chatml"][1]}
 
@@ -360,7 +360,12 @@ def test_content_in_parts() -> None:
     assert template.render([{"role": "user", "content": parts}]) == "a\nb"
 
 
+NESTED: Any = "x"
+for _ in range(3000):
+    NESTED = [{"type": "text", "text": NESTED}]
+
 BAD_MESSAGES = [
+    ([{"role": "user", "content": NESTED}], r"\['content'\]\[0\]\['text'\] is \["),
     ("hi", "messages is str"),
     ({"role": "user", "content": "hi"}, "messages is dict"),
     ([], "messages is empty"),
