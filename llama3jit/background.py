@@ -53,6 +53,12 @@ class Background(Generic[T]):
             raise self._error
         return self._value[0]
 
+    def cancel(self, stop: Callable[[], None]) -> None:
+        """Call `stop` again and again until the work ends; raises nothing."""
+        while self._thread.is_alive():
+            stop()
+            self._thread.join(0.05)
+
     def _run(self) -> None:
         try:
             self._value.append(self._work())

@@ -226,7 +226,8 @@ def model_type(metadata: Any, sizes: list[tuple[str, int, int]]) -> str:
     for name, nbytes, _ in sizes:
         by_type[name] += nbytes
     file_type = metadata.get("general.file_type")
-    quantisation = _FILE_TYPES.get(file_type) or by_type.most_common(1)[0][0]
+    known = _FILE_TYPES.get(file_type) if isinstance(file_type, int) else None
+    quantisation = known or by_type.most_common(1)[0][0]
     return f"{metadata.get('general.architecture', '?')} {size} {quantisation}"
 
 

