@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from llama3jit.background import Background
 from llama3jit.version import __version__
 
 if TYPE_CHECKING:
@@ -67,20 +66,7 @@ def plan_tests(prompts: list[int], gens: list[int], depths: list[int]) -> list[T
 
 
 def measure(runner: Runner, test: Test, repetitions: int, first_id: int | None) -> list[int]:
-    """Nanoseconds of each repetition. first_id: the BOS that starts a sequence, if there is one.
-
-    Passes run in a thread of their own, so that Ctrl-C ends one that is under way.
-    """
-    work = Background(lambda: _measure(runner, test, repetitions, first_id))
-    work.start()
-    try:
-        return work.result()
-    except KeyboardInterrupt:
-        runner.cancel()
-        raise
-
-
-def _measure(runner: Runner, test: Test, repetitions: int, first_id: int | None) -> list[int]:
+    """Nanoseconds of each repetition. first_id: the BOS that starts a sequence, if there is one."""
     ids = random.Random(0)
     tokens = [ids.randrange(runner.limits.vocab_size) for _ in range(test.n_ctx)]
     if first_id is not None:
