@@ -18,6 +18,8 @@ class Background(Generic[T]):
         self._work = work
         self._value: list[T] = []
         self._error: BaseException | None = None
+        # Not Thread.join and is_alive: a join that Ctrl-C interrupts takes the thread for ended.
+        self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="llama3jit-background", daemon=True)
 
     def start(self) -> None:
@@ -27,23 +29,24 @@ class Background(Generic[T]):
     def join(self) -> None:
         """Wait for the end, if it was begun; raises nothing."""
         if self._thread.ident is not None:
-            self._thread.join()
+            self._ended.wait()
 
     def result(self) -> T:
         """Wait for the end; raises what the work raised."""
-        self._thread.join()
+        self._ended.wait()
         if self._error is not None:
             raise self._error
         return self._value[0]
 
     def cancel(self, stop: Callable[[], None]) -> None:
         """Call `stop` again and again until the work ends; raises nothing."""
-        while self._thread.is_alive():
+        while self._thread.ident is not None and not self._ended.wait(0.05):
             stop()
-            self._thread.join(0.05)
 
     def _run(self) -> None:
         try:
             self._value.append(self._work())
         except BaseException as error:
             self._error = error
+        finally:
+            self._ended.set()
