@@ -57,7 +57,7 @@ class Background(Generic[T]):
 
     def cancel(self, stop: Callable[[], None]) -> None:
         """Call `stop` again and again until the work ends; raises nothing."""
-        while not self._done.is_set():
+        while self._thread.ident is not None and not self._done.is_set():
             stop()
             self._done.wait(0.05)
 

@@ -94,7 +94,7 @@ def _has_tuned(lowered: Lowered, row: Row) -> bool:
 def is_split(unit: Unit) -> bool:
     """Whether a unit is the attention that is summed by chunks; the portable one is not, so
     splitting it would change its bits."""
-    return unit.op == "attention" and unit.module in TUNED["attention"]
+    return unit.op == "attention" and unit.module == TUNED["attention"][0]
 
 
 def split_units(lowered: Lowered) -> list[Unit]:
