@@ -53,7 +53,7 @@ BATCH_ARRAYS = {
 
 
 def format_plan(plan: Plan) -> str:
-    """The rows as an aligned text table, layers that repeat another's ops left out."""
+    """The rows as an aligned text table."""
     lines = [("row", "op", "operands")]
     for i, row in enumerate(plan.rows):
         name = f"{row.op}.{row.variant}" if row.variant else row.op

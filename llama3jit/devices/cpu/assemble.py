@@ -33,6 +33,7 @@ class Dims:
     def address(self, dim: str | int) -> int:
         """The address of a dim's word; a number's word holds it, a symbol's what `set` puts."""
         if dim not in self._index:
+            assert len(self._index) < len(self._words)
             self._index[dim] = len(self._index)
             if isinstance(dim, int):
                 self._words[self._index[dim]] = dim
