@@ -31,11 +31,15 @@ def list_models(
 
         print(f"no models in {store.root}; try: llama3jit pull {DEFAULT_MODEL}", file=sys.stderr)
         return
-    table = [("NAME", "SIZE", "SHA256", "PULLED", "SOURCE", "FILE")]
+    from llama3jit.cli.streams import one_line
+
+    table: list[tuple[str, ...]] = [("NAME", "SIZE", "SHA256", "PULLED", "SOURCE", "FILE")]
     for model in models:
         size, sha256 = f"{model.size / 1e6:.1f} MB", model.sha256[:12] or "unknown"
-        table.append((model.name, size, sha256, model.date[:10], model.source, model.file))
+        # The sources are what somebody typed, or what a record says.
+        cells = (model.name, size, sha256, model.date[:10], model.source, model.file)
+        table.append(tuple(map(one_line, cells)))
     widths = [max(len(row[column]) for row in table) for column in range(6)]
     for row in table:
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        print("  ".join(cells).rstrip())
+        padded = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        print("  ".join(padded).rstrip())

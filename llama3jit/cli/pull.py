@@ -81,6 +81,7 @@ class _Line:
         self.model, self.said = model, ""
 
     def __call__(self, what: str, done: int, total: int) -> None:
+        from llama3jit.cli.streams import one_line
         from llama3jit.files.from_http import redact
 
         if self.said == "pulling" or what == self.said:
@@ -92,4 +93,4 @@ class _Line:
         self.said = "pulling"
         shown = redact(self.model) if "://" in self.model else self.model
         size = f" ({total / 1e6:.1f} MB)" if total else ""
-        print(f"pulling {shown}{size}", file=sys.stderr)
+        print(f"pulling {one_line(shown)}{size}", file=sys.stderr)

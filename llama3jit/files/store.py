@@ -216,7 +216,11 @@ def _beside(text: str) -> str:
 
     folder = Path(text) if os.path.isdir(text) else Path(text).parent
     try:
-        names = [entry.name for entry in os.scandir(folder) if entry.name.endswith(".gguf")]
+        names = [
+            entry.name
+            for entry in os.scandir(folder)
+            if entry.name.endswith(".gguf") and entry.is_file()
+        ]
     except (OSError, ValueError):
         names = []
     near = get_close_matches(Path(text).name, names, 1, 0.0 if os.path.isdir(text) else 0.6)

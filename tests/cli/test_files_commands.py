@@ -86,6 +86,18 @@ def test_a_pull_that_is_ended_clears_up(tmp_path: Path, kind: signal.Signals) ->
         os.kill(int(pid_file.read_text()), 0)
 
 
+def test_a_strange_file_name_stays_a_line(tmp_path: Path, model: Path) -> None:
+    strange = tmp_path / "a\n\x1b[31mb.gguf"
+    model.rename(strange)
+    pulled = run(tmp_path, "pull", str(strange))
+    assert pulled.returncode == 0
+    assert pulled.stderr.count("\n") == 1
+    assert "\x1b" not in pulled.stderr
+    listed = run(tmp_path, "list")
+    assert listed.stdout.count("\n") == 2
+    assert "\x1b" not in listed.stdout
+
+
 def test_pull_list_rm(tmp_path: Path, model: Path) -> None:
     digest = hashlib.sha256(model.read_bytes()).hexdigest()
     path = tmp_path / "models" / "mine.gguf"

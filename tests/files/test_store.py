@@ -114,6 +114,15 @@ def test_resolve(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         resolve(Path("some-modle"), store)
 
 
+def test_what_is_no_file_is_not_offered(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "broken.gguf").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "folder.gguf").mkdir()
+    for name in ("broken.gguf", "folder.gguf"):
+        with pytest.raises(ModelNotFoundError) as refused:
+            resolve(tmp_path / name, store)
+        assert "did you mean" not in str(refused.value)
+
+
 def test_where_the_store_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLAMA3JIT_MODELS", str(tmp_path / "x"))
     assert default_store().root == tmp_path / "x"
