@@ -34,6 +34,8 @@ class Core:
         self.runner = runner
         self.scheduler = Scheduler(runner.limits)
         self.thread = threading.Thread(target=self._run, name="llama3jit-engine", daemon=True)
+        # Not Thread.join and is_alive: a join that Ctrl-C interrupts takes the thread for ended.
+        self._ended = threading.Event()
         self.forked = False
         self._on_close = on_close
         self._inbox: deque[SequenceState] = deque()
@@ -48,12 +50,12 @@ class Core:
     def check_alive(self) -> None:
         if self.forked:
             raise DeviceError(_FORKED)
-        if self._closing or not self.thread.is_alive():
+        if self._closing or self._ended.is_set():
             raise DeviceError("the model is closed: load it again")
 
     def check_waiting(self, sequence: SequenceState) -> None:
         """Like check_alive, for one who waits: a closing engine still sends the last event."""
-        if self.forked or (not self.thread.is_alive() and sequence.events.empty()):
+        if self.forked or (self._ended.is_set() and sequence.events.empty()):
             self.check_alive()
 
     def add(self, sequence: SequenceState) -> None:
@@ -81,13 +83,19 @@ class Core:
         if threading.current_thread() is self.thread:  # collected while the thread ran
             return
         deadline = time.perf_counter() + _EXIT_S
-        while self.thread.is_alive() and time.perf_counter() < deadline:
+        while not self._ended.is_set() and time.perf_counter() < deadline:
             with self._pass:
                 if self._in_pass:
                     self.runner.cancel()
-            self.thread.join(0.05)
+            self._ended.wait(0.05)
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        finally:
+            self._ended.set()
+
+    def _serve(self) -> None:
         closed: Exception = CancelledError("the model was closed before this request was done")
         try:
             while self._collect():

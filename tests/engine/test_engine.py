@@ -3,6 +3,8 @@
 import dataclasses
 import gc
 import math
+import os
+import signal
 import threading
 import time
 import weakref
@@ -347,6 +349,23 @@ def test_close_while_running_tells_those_who_wait(make):
     assert time.perf_counter() - began < 2
     with pytest.raises(DeviceError, match="closed"):
         engine.submit(Request([1]))
+
+
+def test_a_close_that_ctrl_c_interrupts_can_be_taken_up_again(make):
+    go = threading.Event()
+    engine = make(lambda history: peak(65), before=lambda batch: go.wait(10))
+    handle = engine.submit(Request([1]))
+    while not engine._core._in_pass:
+        time.sleep(0.01)
+    threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        engine._core.close()
+    threading.Timer(0.3, go.set).start()
+    engine._core.close()
+    assert go.is_set()
+    assert engine.runner.closed == 1
+    with pytest.raises(CancelledError):
+        list(handle)
 
 
 def test_an_engine_that_is_dropped_closes_itself():
