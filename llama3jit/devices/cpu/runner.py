@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -63,14 +63,13 @@ class CpuRunner:
         self._cancel = np.zeros(1, np.int64)
         self._arrays: dict[str, NDArray[Any]] = {}
         self._gguf = gguf  # embeddings, and weights without a tuned kernel, are read from the map
-        self._allocate(gguf, config, self.lowered.operands)
+        self._allocate(gguf, config)
         if meanwhile is not None:
             meanwhile()
         self._pack_all(gguf)
         self._whole = self._assemble(lowered)
-        # For a few tokens over a long context; made when it is first needed.
-        self._split: NDArray[np.int64] | None = None
-        self._split_rows = 0
+        # For a few tokens over a long context: words and rows, made when they are first needed.
+        self._split: tuple[NDArray[np.int64], int] | None = None
         self._tickets = np.zeros(2 * len(lowered.rows), np.int64)
 
     def _assemble(self, lowered: Lowered) -> NDArray[np.int64]:
@@ -84,9 +83,14 @@ class CpuRunner:
             self._library,
         )
 
-    def _allocate(self, gguf: Any, config: ModelConfig, operands: Mapping[str, Operand]) -> None:
-        """Make the array of every operand but the packed ones."""
-        for name, operand in operands.items():
+    def _zeros(self, operand: Operand) -> NDArray[Any]:
+        """An array as large as the operand can get."""
+        shape = [int(self._sizes.get(str(dim), dim)) for dim in operand.shape]
+        return np.zeros(shape, DTYPES[operand.dtype])
+
+    def _allocate(self, gguf: Any, config: ModelConfig) -> None:
+        """Make the array of every operand; the packed ones are filled later."""
+        for name, operand in self.lowered.operands.items():
             if operand.kind == "weight":
                 self._arrays[name] = weights.matrix(gguf, name, operand)
             elif operand.kind == "vector":
@@ -94,8 +98,7 @@ class CpuRunner:
             elif operand.kind == "table":
                 self._arrays[name] = weights.frequencies(gguf, config)
             elif operand.kind != "packed":
-                shape = [int(self._sizes.get(str(dim), dim)) for dim in operand.shape]
-                self._arrays[name] = np.zeros(shape, DTYPES[operand.dtype])
+                self._arrays[name] = self._zeros(operand)
         shapes = {
             name: tuple(int(dim) for dim in self.lowered.operands[name].shape)
             for name in self.lowered.packed
@@ -169,10 +172,9 @@ class CpuRunner:
         if self._split is None:
             split = split_attention(self.lowered)
             for name, operand in chunk_operands(self.lowered).items():
-                shape = [int(self._sizes.get(str(dim), dim)) for dim in operand.shape]
-                self._arrays[name] = np.zeros(shape, DTYPES[operand.dtype])
-            self._split, self._split_rows = self._assemble(split), len(split.rows)
-        return self._split, self._split_rows
+                self._arrays[name] = self._zeros(operand)
+            self._split = self._assemble(split), len(split.rows)
+        return self._split
 
     def begin(self) -> None:
         """See Runner."""
