@@ -48,6 +48,12 @@ def load_bfloat(builder, array, offset):
     return builder.bitcast(builder.shl(bits, constant(INTS, 16)), FLOATS)
 
 
+@operation(float32, ARRAY, intp)
+def load_scalar(builder, array, offset):
+    """One float."""
+    return array.load(offset, FLOAT)
+
+
 @operation(f32x16, ARRAY, intp)
 def spread_f32(builder, array, offset):
     """One float in every lane."""
@@ -78,6 +84,14 @@ def prefetch(builder, array, offset):
     """Ask for the cache line of element `offset`; it need not be inside the array."""
     pointer = array.at(offset, INT8)
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, INT32(0), INT32(3), INT32(1))
+
+
+@operation(void)
+def in_order(builder):
+    """Keep loads and stores on their side of this: the compiler would load so much beforehand that
+    it runs out of registers."""
+    kind = ir.FunctionType(ir.VoidType(), [])
+    builder.asm(kind, "", "~{memory}", [], side_effect=True)
 
 
 @operation(f32x16, f32x16, f32x16, f32x16)

@@ -35,6 +35,21 @@ def load_u8(builder, array, offset):
     return array.load(offset, CHARS)
 
 
+@operation(void, ARRAY, intp, u8x64)
+def store_u8(builder, array, offset, value):
+    array.store(offset, value)
+
+
+@operation(u8x64, intp)
+def splat_u8(builder, value):
+    return splat(builder, builder.trunc(value, INT8), BYTES)
+
+
+@operation(i32x16, ARRAY, intp)
+def load_i32s(builder, array, offset):
+    return array.load(offset, INTS)
+
+
 @operation(i32x16, ARRAY, intp)
 def load_bytes(builder, array, offset):
     """16 bytes, widened."""
@@ -57,6 +72,12 @@ def load_pairs(builder, array, offset):
 def spread_i32(builder, array, offset):
     """The four bytes from `offset` on, in every lane."""
     return splat(builder, array.load(offset, INT32))
+
+
+@operation(int32, ARRAY, intp)
+def load_i32(builder, array, offset):
+    """One number."""
+    return array.load(offset, INT32)
 
 
 @operation(i32x16, int32)

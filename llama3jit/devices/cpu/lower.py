@@ -165,12 +165,21 @@ def _pack(lowered: Lowered, weight: str, variant: str) -> str:
     return name
 
 
+def padded_width(n: int) -> int:
+    """Bytes from one token's int8 activations to the next's. A cache has 64 sets of lines; tokens
+    that are worked on together lie in different ones, 8 lines of each."""
+    lines = -(-n // 64)
+    while lines % 16 == 0:
+        lines += 8
+    return 64 * lines
+
+
 def _quantize(lowered: Lowered, x: str) -> dict[str, str]:
     """A row that quantises x, and the operands it gives."""
     rows, *rest = lowered.operands[x].shape
     n = prod(int(dim) for dim in rest)
     names = {key: f"{key}.{rows}.{n}" for key in ("xq", "xs", "xsum", "xtotal")}
-    lowered.operands[names["xq"]] = Operand("buffer", "i8", (rows, n))
+    lowered.operands[names["xq"]] = Operand("buffer", "i8", (rows, padded_width(n)))
     for key, dtype, each in (("xs", "f32", 32), ("xsum", "i32", 16), ("xtotal", "f32", 32)):
         lowered.operands[names[key]] = Operand("buffer", dtype, (rows, n // each))
     row = Row("quantize", {**names, "x": x})
