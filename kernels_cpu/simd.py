@@ -54,6 +54,11 @@ def spread_f32(builder, array, offset):
     return splat(builder, array.load(offset, FLOAT))
 
 
+@operation(float32, ARRAY, intp)
+def float_at(builder, array, offset):
+    return array.load(offset, FLOAT)
+
+
 @operation(f32x16, float32)
 def splat_f32(builder, value):
     return splat(builder, value)
@@ -164,3 +169,11 @@ def keep_between(builder, x, first, end, other):
         builder.icmp_signed("<", indices, splat(builder, end)),
     )
     return builder.select(inside, x, other)
+
+
+@operation(f32x16, f32x16, f32x16)
+def keep_where(builder, x, by):
+    """Lanes of x where `by` is not 0, and 0 in the rest."""
+    return builder.select(
+        builder.fcmp_unordered("!=", by, constant(FLOATS, 0.0)), x, constant(FLOATS, 0.0)
+    )

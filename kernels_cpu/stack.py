@@ -42,3 +42,4 @@ def _stack(element, itemsize):
 
 stack_f32 = _stack(types.float32, 4)
 stack_i64 = _stack(types.int64, 8)
+stack_u8 = _stack(types.uint8, 1)

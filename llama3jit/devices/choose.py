@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llama3jit.model.config import ModelConfig
 
 DEVICES = ("auto", "cpu", "reference")
-KV_DTYPES = ("f16", "f32")
+KV_DTYPES = ("f16", "f32", "q8_0", "q4_0")
 PRECISIONS = ("fast", "exact")
 
 DEFAULT_N_CTX = 8192  # or what the model was made for, if that is less
