@@ -149,6 +149,17 @@ def nearest(builder, x):
 
 
 @operation(f32x16, f32x16)
+def hadamard_of_16(builder, x):
+    """The sums of all lanes, with the signs of a row of a Hadamard matrix in each lane."""
+    for distance in (1, 2, 4, 8):
+        places = ir.Constant(lanes_of(INT32), [i ^ distance for i in range(LANES)])
+        signs = ir.Constant(FLOATS, [-1.0 if i & distance else 1.0 for i in range(LANES)])
+        partner = builder.shuffle_vector(x, ir.Constant(FLOATS, ir.Undefined), places)
+        x = builder.fadd(partner, builder.fmul(x, signs))
+    return x
+
+
+@operation(f32x16, f32x16)
 def power_of_two(builder, n):
     """2^n for whole -126 <= n <= 127."""
     biased = builder.add(builder.fptosi(n, INTS), constant(INTS, 127))

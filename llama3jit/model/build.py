@@ -144,6 +144,10 @@ class _Builder:
         self.row("rope", x=k, turns="turns")
         where = {"positions": "positions", "seq_of": "seq_of", "block_tables": "block_tables"}
         caches = {"k_cache": k_cache, "v_cache": v_cache}
+        turned = self.kv_dtype in QUANT_BYTES
+        if turned:
+            for x in (q, k, v):
+                self.row("hadamard", x=x)
         self.row("kv_append", self.kv_dtype, **caches, k=k, v=v, **where)
         self.row(
             "attention",
@@ -155,6 +159,8 @@ class _Builder:
             scale=c.attention_scale,
             window=c.sliding_window,
         )
+        if turned:
+            self.row("hadamard", x=attended)
 
     def caches(self, block: str) -> list[str]:
         """The caches of keys and of values of a layer."""
