@@ -10,9 +10,10 @@ pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kv_dtype", ["f16", "f32"])
+@pytest.mark.parametrize("kv_dtype", ["f16", "f32", "q8_0", "q4_0"])
 def test_the_plan_on_its_cuda_faces(tmp_path, kv_dtype):
-    tiny = tiny_model(tmp_path / "tiny.gguf", formats=MIXED)
+    head_dim = 32 if kv_dtype.startswith("q") else None
+    tiny = tiny_model(tmp_path / "tiny.gguf", formats=MIXED, head_dim=head_dim)
     ids = ids_of(100)
     found = logits_of(opened(tiny, "cuda faces", kv_dtype=kv_dtype), ids)
     expected = logits_of(opened(tiny, "reference", kv_dtype=kv_dtype), ids)
