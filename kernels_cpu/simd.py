@@ -60,6 +60,11 @@ def spread_f32(builder, array, offset):
     return splat(builder, array.load(offset, FLOAT))
 
 
+@operation(float32, ARRAY, intp)
+def float_at(builder, array, offset):
+    return array.load(offset, FLOAT)
+
+
 @operation(f32x16, float32)
 def splat_f32(builder, value):
     return splat(builder, value)
@@ -158,6 +163,17 @@ def nearest(builder, x):
 
 
 @operation(f32x16, f32x16)
+def hadamard_of_16(builder, x):
+    """The sums of all lanes, with the signs of a row of a Hadamard matrix in each lane."""
+    for distance in (1, 2, 4, 8):
+        places = ir.Constant(lanes_of(INT32), [i ^ distance for i in range(LANES)])
+        signs = ir.Constant(FLOATS, [-1.0 if i & distance else 1.0 for i in range(LANES)])
+        partner = builder.shuffle_vector(x, ir.Constant(FLOATS, ir.Undefined), places)
+        x = builder.fadd(partner, builder.fmul(x, signs))
+    return x
+
+
+@operation(f32x16, f32x16)
 def power_of_two(builder, n):
     """2^n for whole -126 <= n <= 127."""
     biased = builder.add(builder.fptosi(n, INTS), constant(INTS, 127))
@@ -178,3 +194,11 @@ def keep_between(builder, x, first, end, other):
         builder.icmp_signed("<", indices, splat(builder, end)),
     )
     return builder.select(inside, x, other)
+
+
+@operation(f32x16, f32x16, f32x16)
+def keep_where(builder, x, by):
+    """Lanes of x where `by` is not 0, and 0 in the rest."""
+    return builder.select(
+        builder.fcmp_unordered("!=", by, constant(FLOATS, 0.0)), x, constant(FLOATS, 0.0)
+    )

@@ -46,9 +46,11 @@ def load(
 
     device: "auto", "cpu", "reference".  n_ctx: tokens of a sequence; None takes what the model and
     the memory allow.  threads: None takes the physical cores that this process may use.
-    precision: "fast" (int8 activations) or "exact" (f32).  chat_template: jinja text, or the name
-    of a built-in template, in place of the file's.  max_sequences: how many calls from several
-    threads run in one batch.  progress: called with (done, total, name) while kernels compile.
+    kv_dtype: of the cache of keys and values, "f16", "f32", "q8_0" (about half the bytes of f16) or
+    "q4_0" (about a quarter, and far less exact).  precision: "fast" (int8 activations) or "exact"
+    (f32).  chat_template: jinja text, or the name of a built-in template, in place of the file's.
+    max_sequences: how many calls from several threads run in one batch.  progress: called with
+    (done, total, name) while kernels compile.
 
     Raises ModelNotFoundError, ModelFormatError, UnsupportedError (an architecture or a tensor type,
     before anything large is read), MemoryLimitError, DeviceError, InvalidArgumentError.

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from format_blocks import extreme_weight, random_weight
 from op_faces import int8_activations, machine, packed, run_compiled, unit_of
-from paged import paged
+from paged import QUANTS, paged
 
 from llama3jit.compile import cache as object_cache
 from llama3jit.compile import library, targets, tiles
@@ -127,6 +127,12 @@ TUNED = {
         ("quantize", ""),
         ("attention", "f16"),
         ("attention_chunks", "f16"),
+        ("attention", "q8_0"),
+        ("attention", "q4_0"),
+        ("attention_chunks", "q4_0"),
+        ("kv_append", "q8_0"),
+        ("kv_append", "q4_0"),
+        ("hadamard", ""),
         ("swiglu", ""),
     ],
     "x86-64-v4-vnni": [
@@ -162,13 +168,20 @@ def operands_of(name, variant):
     if name == "swiglu":
         gate, up = rng.standard_normal((2, 5, 300)).astype(np.float32) * 4
         return {"out": np.zeros((5, 300), np.float32), "gate": gate, "up": up}
+    if name == "hadamard":
+        return {"x": rng.standard_normal((5, 3, 96)).astype(np.float32)}
+    head_dim = 96 if variant in QUANTS else 80
+    if name == "kv_append":
+        pages = paged([(0, 3), (63, 2), (600, 9)], 2, head_dim, variant)
+        caches = {name: np.zeros_like(getattr(pages, name)) for name in ("k_cache", "v_cache")}
+        return {**caches, "k": pages.k, "v": pages.v, **pages.where}
     if name.startswith("attention"):
-        pages = paged([(0, 3), (63, 2), (600, 9)], 2, 80, "f16")
-        q = rng.standard_normal((14, 6, 80)).astype(np.float32)
+        pages = paged([(0, 3), (63, 2), (600, 9)], 2, head_dim, variant)
+        q = rng.standard_normal((14, 6, head_dim)).astype(np.float32)
         outputs = {"out": np.zeros_like(q)}
         if name == "attention_chunks":
             outputs = {
-                "sums": np.zeros((16, 6, 2, 80), np.float32),
+                "sums": np.zeros((16, 6, 2, head_dim), np.float32),
                 "weights": np.zeros((16, 6, 2, 2), np.float32),
             }
         caches = {"k_cache": pages.k_cache, "v_cache": pages.v_cache}
