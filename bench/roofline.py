@@ -14,7 +14,8 @@ the table a row of the plan stands with all that have its op and shape: "GB/s" a
 arrays, each once, over its median time; "GOP/s" two operations a product. They stand next to the
 sweep's median and the best that the products reached in any round, that of bytes for matmul_int8
 and that of floats for the rest. The share of "all" is that of the rows' sum in a pass as it is,
-which has fewer barriers, but also what goes on before its first row and after its last.
+which has fewer barriers, but also what goes on before its first row and after its last. "Running"
+is the share of a pass that its threads were on a processor; below 0.95 the figures say little.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any
 
 import numpy as np
 from machine import SWEEPS, Machine, pin
+from numpy.typing import NDArray
 from report import about, publish, table
 from rows import Pass, Work, clock_rate, work_of
 
@@ -46,14 +48,21 @@ BATCH = 512
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What the rounds gave: seconds of passes [rounds], of rows [rounds, rows], and the machine's
-    bytes and operations a second [rounds]."""
+    """What the rounds gave: seconds of passes [rounds], of a stamp and of rows with one
+    [rounds, 1 + rows], and the machine's bytes and operations a second [rounds]."""
 
     passes: list[float]
+    running: list[float]  # shares of the passes' time
     rows: list[list[float]]
     sweeps: list[float]
     int8: list[float]
     f32: list[float]
+
+    def row_seconds(self) -> NDArray[np.float64]:
+        """[rows] medians, less what a stamp takes when nothing disturbs it."""
+        times = np.array(self.rows)
+        seconds: NDArray[np.float64] = np.median(times[:, 1:], axis=0) - times[:, 0].min()
+        return np.maximum(seconds, 0)
 
     def of_sweep(self, nbytes: int) -> list[float]:
         """For each round, the rate of reading so many bytes in a pass over the sweep's."""
@@ -69,15 +78,16 @@ def faster_sweep(machine: Machine) -> str:
 
 def measure(pass_: Pass, machine: Machine, variant: str, rounds: int) -> Rounds:
     """Everything in turn; one round before it does not count."""
-    found = Rounds([], [], [], [], [])
+    found = Rounds([], [], [], [], [], [])
     rate = clock_rate(machine)
     for i in range(rounds + 1):
         sweep = machine.sweep(variant)
-        seconds = pass_.seconds()
+        seconds, running = pass_.seconds()
         rows = (pass_.row_cycles() / rate).tolist()
         peaks = machine.peak("int8_peak"), machine.peak("f32_peak")
         if i:
             found.passes.append(seconds)
+            found.running.append(running)
             found.rows.append(rows)
             found.sweeps.append(sweep)
             found.int8.append(peaks[0])
@@ -87,7 +97,7 @@ def measure(pass_: Pass, machine: Machine, variant: str, rounds: int) -> Rounds:
 
 def lines_of(work: list[Work], rounds: Rounds) -> list[list[str]]:
     """Rows of the same op and shape together, those that take longest first."""
-    medians = np.median(np.array(rounds.rows), axis=0)
+    medians = rounds.row_seconds()
     sweep = statistics.median(rounds.sweeps)
     groups: dict[tuple[str, str], list[int]] = {}
     for i, row in enumerate(work):
@@ -126,7 +136,7 @@ def summary(name: str, tokens: int, swept: int, rounds: Rounds) -> str:
         f"{statistics.median(ratios):.0%} of the sweep ({min(ratios):.0%} to {max(ratios):.0%}). "
         f"Sweep {statistics.median(rounds.sweeps) / 1e9:.1f} GB/s, the best "
         f"{max(rounds.sweeps) / 1e9:.1f}; products of bytes {max(rounds.int8) / 1e9:.0f} GOP/s, "
-        f"of floats {max(rounds.f32) / 1e9:.0f}."
+        f"of floats {max(rounds.f32) / 1e9:.0f}. Running {statistics.median(rounds.running):.2f}."
     )
 
 

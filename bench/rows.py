@@ -50,19 +50,19 @@ class Pass:
         self._stamps = np.zeros(n_rows + 2, np.int64)
         self._words = self._with_stamps(words, n_rows)
 
-    def seconds(self) -> float:
-        """Of one forward pass as it is."""
-        began = time.perf_counter_ns()
+    def seconds(self) -> tuple[float, float]:
+        """Of one forward pass as it is, and the share of them that its threads were running."""
+        began, ran = time.perf_counter_ns(), time.process_time_ns()
         self.runner.forward(self.batch)
-        return (time.perf_counter_ns() - began) / 1e9
+        ran, took = time.process_time_ns() - ran, time.perf_counter_ns() - began
+        return took / 1e9, ran / took / self._machine.pool.threads
 
-    def row_cycles(self) -> NDArray[np.int64]:
-        """[rows] of one pass with stamps, in cycles of the clock; the stamps' own are taken off."""
+    def row_cycles(self) -> Int64:
+        """[1 + rows] of one pass with stamps, in cycles of the clock: first what a stamp takes,
+        which is in each of the rows too."""
         self.runner.forward(self.batch)  # sets what the rows point to
         self._machine.seconds(self._words, 2 * len(self._stamps) - 2)
-        spans = np.diff(self._stamps)
-        rows: NDArray[np.int64] = np.maximum(spans[1:] - spans[0], 0)
-        return rows
+        return np.diff(self._stamps)
 
     def _with_stamps(self, words: Int64, n_rows: int) -> Int64:
         parts = [self._stamp(0), self._stamp(1)]
