@@ -70,7 +70,7 @@ def prompt_of(path: Path, n_ctx: int) -> tuple[str, int, int]:
     keys and values a token has."""
     with open_gguf(path) as gguf:
         tokenizer = load_tokenizer(gguf.metadata)
-        ids = tokenizer.encode(TEXT.read_text())
+        ids = tokenizer.encode(TEXT.read_text(), add_bos=False)
         wanted = n_ctx - REST
         ids = (list(ids) * -(-wanted // len(ids)))[: wanted - 8]
         config = read_config(gguf)
