@@ -20,7 +20,7 @@ from llama3jit.errors import Llama3JitError
 from llama3jit.files.formats import FORMATS
 from llama3jit.files.store import resolve
 
-TYPES = ("f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "mxfp4", "tq1_0", "tq2_0")
+TYPES = ("q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "mxfp4", "f16", "bf16", "tq1_0", "tq2_0")
 OURS = ("GGUF.version", "GGUF.tensor_count", "GGUF.kv_count")  # the writer's own
 DROPPED = (*OURS, "general.architecture", "general.file_type", "general.quantization_version")
 

@@ -2,7 +2,7 @@
 
     score_llama_cpp.py MODEL N_CTX THREADS
 
-Token ids come as JSON on stdin; the negative log likelihood of all but the first goes to stdout.
+Token ids come as JSON on stdin; the loss of each but the first, in nats, goes to stdout.
 The windows are those of llama3jit.scoring: n_ctx tokens that overlap by half, each token scored in
 the first that holds it.
 """
@@ -71,7 +71,7 @@ def main() -> None:
         found += losses(context, window, scored - 1 - begin)
         scored = begin + len(window)
         begin += max(1, n_ctx // 2)
-    print(json.dumps({"tokens": len(found), "nll": math.fsum(found)}))
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -147,9 +147,16 @@ def test_requantised_files_hold_the_nearest_values(tmp_path):
 
 
 def test_perplexities_within_the_bar():
-    assert Line("Q4_0", 1, 30.1, 30.0, 30.0).cells()[-1] == "yes"
-    assert Line("Q4_0", 1, 30.2, 30.0, 30.0).cells()[-1] == "no"
-    assert Line("Q4_0", 1, 30.0, 29.8, 30.0).cells()[-3:] == ["+0.00%", "-0.67%", "no"]
+    theirs = np.array([3.0, 3.2, 3.4, 3.6])
+
+    def cells(fast, exact):
+        return Line("Q4_0", 10**6, {"fast": theirs + fast, "exact": theirs + exact}, theirs).cells()
+
+    assert cells(0.004, 0.0)[-3:] == ["+0.40% ± 0.00%", "+0.00% ± 0.00%", "yes"]
+    assert cells(0.004, -0.006)[-3:] == ["+0.40% ± 0.00%", "-0.60% ± 0.00%", "no"]
+    assert cells(0.006, 0.0)[-1] == "no"
+    noisy = np.array([0.01, -0.01, 0.01, -0.01])
+    assert cells(noisy, 0.0)[-3] == f"+0.00% ± {(4e-4 / 3) ** 0.5 / 2:.2%}"
 
 
 def test_peak_memory_is_the_processs_own():
