@@ -152,9 +152,9 @@ def test_perplexities_within_the_bar():
     def cells(fast, exact):
         return Line("Q4_0", 10**6, {"fast": theirs + fast, "exact": theirs + exact}, theirs).cells()
 
-    assert cells(0.004, 0.0)[-3:] == ["+0.40% ± 0.00%", "+0.00% ± 0.00%", "yes"]
-    assert cells(0.004, -0.006)[-3:] == ["+0.40% ± 0.00%", "-0.60% ± 0.00%", "no"]
-    assert cells(0.006, 0.0)[-1] == "no"
+    assert cells(0.004, 0.0)[-3:] == ["+0.40% ± 0.00%", "+0.00% ± 0.00%", "yes, yes"]
+    assert cells(0.004, -0.006)[-3:] == ["+0.40% ± 0.00%", "-0.60% ± 0.00%", "yes, no"]
+    assert cells(0.006, 0.0)[-1] == "no, yes"
     noisy = np.array([0.01, -0.01, 0.01, -0.01])
     assert cells(noisy, 0.0)[-3] == f"+0.00% ± {(4e-4 / 3) ** 0.5 / 2:.2%}"
 
