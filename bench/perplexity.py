@@ -107,7 +107,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--model", default="smollm2-135m-instruct", help="a name or a GGUF file")
     parser.add_argument("--folder", type=Path, default=Path("requantised"))
     parser.add_argument("--types", default=",".join(TYPES))
-    parser.add_argument("--n-ctx", type=int, default=512)
+    parser.add_argument("--n-ctx", type=int, default=1024)
     parser.add_argument("--threads", "-t", type=int, default=2)
     parser.add_argument("--save", type=Path, help="a file that the table is added to")
     return parser.parse_args()
