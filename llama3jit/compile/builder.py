@@ -1,25 +1,30 @@
 """Builds native objects. Run as a process of its own, since numba reads its target from the
 environment once: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES must both be set.
 
-    python -m llama3jit.compile.builder MODULE:OP:VARIANT=FILE ...
+    python -m llama3jit.compile.builder MODULE:OP:VARIANT=KEY=FILE ...
 
-FILE gets the suffix ".so" where there is a linker, else ".o"; a FILE that ends in ".o" already is a
-bare object. Files are written whole and renamed into place; one line on stdout says that one is
-there.
+KEY is `sources.source_key` of the unit: what is built from other sources, because one was edited
+meanwhile, is not stored. FILE gets the suffix ".so" where there is a linker, else ".o"; a FILE that
+ends in ".o" already is a bare object. Files are written whole and renamed into place; one line on
+stdout says that one is there. The process ends when its standard input does, and so with the one
+that started it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import threading
 import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from llama3jit.compile import sources
 from llama3jit.compile.cache import sealed
 from llama3jit.compile.link import link
-from llama3jit.compile.units import Unit, symbols
+from llama3jit.compile.targets import Target
+from llama3jit.compile.units import Unit, exports, symbols
 from llama3jit.errors import CompileError
 
 # The C library's, which every process has; nothing of numba's or Python's.
@@ -32,13 +37,15 @@ def exported(unit: Unit) -> dict[str, tuple[Any, int]]:
     from llama3jit.ops.op import Op
 
     module = import_module(unit.module)
-    if not unit.op:
-        return {symbols(unit)[name]: pair for name, pair in module.EXPORTS.items()}
-    op = getattr(module, unit.op)
-    assert isinstance(op, Op)
-    entry, count = compiled_entry(op, unit.variant)
+    if unit.op:
+        op = getattr(module, unit.op)
+        assert isinstance(op, Op)
+        entry, count = compiled_entry(op, unit.variant)
+        functions = {"entry": entry, "count": count}
+    else:
+        functions = module.EXPORTS
     names = symbols(unit)
-    return {names["entry"]: (entry, 3), names["count"]: (count, 1)}
+    return {names[name]: (functions[name], n) for name, n in exports(unit).items()}
 
 
 def build(unit: Unit) -> bytes:
@@ -124,11 +131,15 @@ def _c_function(
 
 def main(arguments: list[str]) -> int:
     """Build what is asked for; the exit status says how many units failed."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     failures = 0
     for argument in arguments:
-        name, _, path = argument.partition("=")
+        name, key, path = argument.split("=", 2)
+        unit = Unit(*name.split(":"))
         try:
-            store(path, build(Unit(*name.split(":"))))
+            code = build(unit)
+            check_sources(unit, key)
+            store(path, code)
         except Exception as error:
             if isinstance(error, (OSError, CompileError)):
                 print(error, file=sys.stderr)  # the message says all
@@ -139,6 +150,20 @@ def main(arguments: list[str]) -> int:
             continue
         print(f"built {name}", flush=True)
     return failures
+
+
+def _end_with_parent() -> None:
+    os.read(0, 1)  # not by sys.stdin, whose lock would be held when the process ends
+    os._exit(1)
+
+
+def check_sources(unit: Unit, key: str) -> None:
+    """Raise CompileError unless the unit's sources, as they are now, have this key."""
+    target = Target("", os.environ["NUMBA_CPU_NAME"], (), (os.environ["NUMBA_CPU_FEATURES"],))
+    for cached in (sources.content, sources.reached, sources.closure):
+        cached.cache_clear()
+    if sources.source_key(unit, target) != key:
+        raise CompileError("its source was edited while it was compiled; run it again")
 
 
 def store(path: str, code: bytes) -> None:
