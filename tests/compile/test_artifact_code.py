@@ -94,8 +94,6 @@ def test_levels_give_the_same_logits_and_the_same_text(tmp_path, monkeypatch, pr
         pytest.skip("this host has one level")
     (logits, ids), *others = found.values()
     for other_logits, other_ids in others:
-        # One op's sums differ in the last bits; where that turns the rounding of a key to f16 or of
-        # an activation to int8, later layers see more of it.
-        worst = np.abs(other_logits - logits).max() / np.abs(logits).max()
-        assert worst < 2e-4
+        # Vectors have 16 lanes on every level, so that sums have one order.
+        np.testing.assert_array_equal(other_logits, logits)
         assert other_ids == ids

@@ -125,6 +125,7 @@ TUNED = {
         ("quantize", ""),
         ("attention", "f16"),
         ("attention_chunks", "f16"),
+        ("rmsnorm", ""),
         ("swiglu", ""),
     ],
     "x86-64-v3-vnni": [
@@ -156,6 +157,9 @@ def operands_of(name, variant):
     if name == "swiglu":
         gate, up = rng.standard_normal((2, 5, 300)).astype(np.float32) * 4
         return {"out": np.zeros((5, 300), np.float32), "gate": gate, "up": up}
+    if name == "rmsnorm":
+        x = rng.standard_normal((5, 589)).astype(np.float32)
+        return {"out": np.zeros_like(x), "x": x, "weight": x[0].copy(), "eps": 1e-5}
     if name.startswith("attention"):
         pages = paged([(0, 3), (63, 2), (600, 9)], 2, 80, "f16")
         q = rng.standard_normal((14, 6, 80)).astype(np.float32)
