@@ -70,6 +70,7 @@ def build(unit: Unit) -> bytes:
     target.refresh()
     context = target.with_aot_codegen("llama3jit", cpu_name=cpu)
     context._internal_codegen = Codegen("llama3jit", cpu)
+    context.add_dynamic_addr = _no_address
     with global_compiler_lock:
         library = context.codegen().create_library("llama3jit")
         names = exported(unit)
@@ -94,11 +95,26 @@ def build(unit: Unit) -> bytes:
         for function in library.get_defined_functions():
             if function.name not in names:
                 function.linkage = "internal"
+        # numba keeps a word beside each function, for a Python environment that nothing sets.
+        for variable in library._final_module.global_variables:
+            if not variable.is_declaration:
+                variable.linkage = "internal"
         strangers = sorted(_called(library) - ALLOWED)
         if strangers:
             raise CompileError(f"it calls {', '.join(strangers)}, which will not be there to call")
         emitted: bytes = library.emit_native_object()
     return emitted
+
+
+def _no_address(builder: Any, address: int, info: str | None = None) -> Any:
+    """In place of the address of an object in this process: null for a function that is passed to
+    another, which the callee has known since it was typed and never looks at."""
+    from llvmlite import ir
+    from numba.core.registry import CPUDispatcher
+
+    if info != CPUDispatcher.__name__:
+        raise CompileError(f"it needs the address of a {info}, which will not be there")
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
 def _called(library: Any) -> set[str]:
