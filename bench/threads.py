@@ -15,6 +15,7 @@ import os
 import statistics
 import threading
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -111,7 +112,7 @@ def step_lines(model: str, threads: int, steps: int) -> Iterator[str]:
         run = runner.pool.run
 
         def measured(*arguments: Any) -> None:
-            inside.extend(timed(lambda: run(*arguments), 1))
+            inside.extend(timed(partial(run, *arguments), 1))
 
         runner.pool.run = measured
         batches = [make_batch([Piece([i % 1000], i, range(i // 64 + 1))]) for i in range(steps)]
@@ -126,7 +127,7 @@ def step_lines(model: str, threads: int, steps: int) -> Iterator[str]:
             for name, processors in ways.items():
                 pin(processors)
                 inside.clear()
-                outside = [timed(lambda b=batch: runner.forward(b), 1)[0] for batch in batches]
+                outside = [timed(partial(runner.forward, batch), 1)[0] for batch in batches]
                 if turn:  # the first is the warm-up
                     taken[name] += outside
                     overhead += [a - b for a, b in zip(outside, inside, strict=True)]
