@@ -28,5 +28,6 @@ TUNED = {
     "matmul_int8": ("kernels_cpu.matmul", QUANTISED),
     "pack": ("kernels_cpu.pack", ("f32", "f16", "bf16", *QUANTISED)),
     "quantize": ("kernels_cpu.quantize", ("",)),
+    "rmsnorm": ("kernels_cpu.rmsnorm", ("",)),
     "swiglu": ("kernels_cpu.swiglu", ("",)),
 }

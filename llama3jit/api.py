@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Parts = Generator[StreamPart, None, None]
 
+IDLE_S = 0.2  # after loading; a program that has a prompt ready has begun with it by then
+
 
 def load(
     path_or_name: str | Path,
@@ -71,8 +73,7 @@ def load(
             max_sequences=max_sequences,
             progress=progress,
         )
-    # jinja2, which the first chat would wait for; a prompt's pass leaves the interpreter alone.
-    Background(lambda: import_module("llama3jit.text.sandbox")).start()
+    Background(_import_sandbox).start()
     return Llama(engine, tokenizer, metadata, chat_template, time.perf_counter() - began)
 
 
@@ -101,6 +102,12 @@ def _open(path: Path, **options: Any) -> tuple[Engine, Tokenizer, Mapping[str, A
     from llama3jit.engine.engine import Engine
 
     return Engine(runner, on_close=gguf.close), ready, gguf.metadata
+
+
+def _import_sandbox() -> None:
+    """Import jinja2, which the first chat would wait for; later than a prompt that is there now."""
+    time.sleep(IDLE_S)
+    import_module("llama3jit.text.sandbox")
 
 
 def _check_vocabulary(tokens: int, embeddings: int) -> None:

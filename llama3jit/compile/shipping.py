@@ -9,6 +9,7 @@ from pathlib import Path
 from llama3jit.compile import cache
 from llama3jit.compile.artifact import write_artifact
 from llama3jit.compile.build import Progress, build
+from llama3jit.compile.link import need_linker
 from llama3jit.compile.targets import LEVELS, Target, host_target, native_target
 from llama3jit.compile.units import Unit, every_unit
 from llama3jit.errors import InvalidArgumentError
@@ -47,7 +48,16 @@ def fill_cache(target: Target, progress: Progress | None = None) -> Path:
 def build_artifact(
     folder: Path, targets: Sequence[Target], progress: Progress | None = None
 ) -> Path:
-    """Compile every unit for each target and write the folder; returns the manifest's path."""
+    """Compile every unit for each target and write the folder; returns the manifest's path.
+
+    Raises CompileError without a linker, and InvalidArgumentError if the folder cannot be made,
+    before anything is compiled.
+    """
+    need_linker()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(f"{folder} cannot be made a folder: {error.strerror}") from None
     units = every_unit()
     built: dict[Target, dict[Unit, Path]] = {}
     with tempfile.TemporaryDirectory(prefix="llama3jit-build-") as name:

@@ -1,12 +1,14 @@
 """An edited kernel, helper or form is never served stale, and nothing is built twice."""
 
+import ast
+
 import pytest
 
 from llama3jit.compile import sources
 from llama3jit.compile.link import linker
 from llama3jit.compile.sources import closure, key
 from llama3jit.compile.targets import host_target
-from llama3jit.compile.units import Unit
+from llama3jit.compile.units import Unit, every_unit
 
 # The unit, the file to edit, what to replace by what, what that does to the result.
 EDITS = {
@@ -96,3 +98,43 @@ def test_a_key_names_the_unit_the_target_and_the_tools(monkeypatch):
     keys.add(key(unit, target))
     assert len(keys) == 6
     assert sources.source_key(unit, target) == mine, "shipped code has its own tools"
+
+
+def _named(module):
+    """What the syntax tree of a module names of ours, as the plain reading of it may not miss."""
+    package = module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(sources.content(module))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports from {package} by a dot"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.partition(":")[0]
+
+
+def test_no_import_and_no_form_is_missed():
+    modules = set().union(*(closure(unit.module) for unit in every_unit()))
+    assert len(modules) > 30
+    for module in modules:
+        ours = {n for n in _named(module) if n.startswith(("llama3jit.ops.", "kernels_cpu."))}
+        files = {n for n in ours if sources.path_of(n) and not n.endswith(".")}
+        assert files - {module} <= sources.reached(module)
+
+
+IMPORTS = [
+    "from kernels_cpu import bits, exp",
+    "from kernels_cpu import (\n    bits,  # halves\n    exp as e,\n)",
+    "from kernels_cpu import bits, \\\n    exp",
+    "def later():\n    import kernels_cpu.bits\n    from kernels_cpu.exp import exp",
+    "import kernels_cpu.bits as b, kernels_cpu.exp",
+    "form = 'kernels_cpu.bits:rint', 'kernels_cpu.exp:exp'",
+]
+
+
+@pytest.mark.parametrize("source", IMPORTS)
+def test_every_form_of_an_import_is_seen(source, monkeypatch):
+    monkeypatch.setattr(sources, "content", lambda module: source.encode())
+    found = sources.reached.__wrapped__("kernels_cpu.new")
+    assert found == {"kernels_cpu.bits", "kernels_cpu.exp"}

@@ -14,7 +14,9 @@ from paged import QUANTS, paged
 from llama3jit.compile import cache as object_cache
 from llama3jit.compile import library, targets, tiles
 from llama3jit.compile.library import Library
-from llama3jit.compile.targets import LEVELS, V3, V4, host_target
+from llama3jit.compile.targets import LEVELS, V3, V4, host_target, usable_features
+from llama3jit.compile.units import WALKER
+from llama3jit.devices.cpu.pool import Pool
 from llama3jit.files.formats import FORMATS
 
 NAMES = [level.name for level in LEVELS]
@@ -133,6 +135,7 @@ TUNED = {
         ("kv_append", "q8_0"),
         ("kv_append", "q4_0"),
         ("hadamard", ""),
+        ("rmsnorm", ""),
         ("swiglu", ""),
     ],
     "x86-64-v4-vnni": [
@@ -175,6 +178,9 @@ def operands_of(name, variant):
         pages = paged([(0, 3), (63, 2), (600, 9)], 2, head_dim, variant)
         caches = {name: np.zeros_like(getattr(pages, name)) for name in ("k_cache", "v_cache")}
         return {**caches, "k": pages.k, "v": pages.v, **pages.where}
+    if name == "rmsnorm":
+        x = rng.standard_normal((5, 589)).astype(np.float32)
+        return {"out": np.zeros_like(x), "x": x, "weight": x[0].copy(), "eps": 1e-5}
     if name.startswith("attention"):
         pages = paged([(0, 3), (63, 2), (600, 9)], 2, head_dim, variant)
         q = rng.standard_normal((14, 6, head_dim)).astype(np.float32)
@@ -217,6 +223,36 @@ def test_levels_agree_to_the_bit(level, name, variant):
     for key in expected:
         assert np.array_equal(found[key], expected[key]), key
     assert any(np.any(value) for value in list(expected.values())[:1])
+
+
+PORTABLE = [("matmul", "iq2_xxs"), ("rmsnorm", "")]
+
+
+@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.skipif(HOST not in NAMES, reason="not an x86-64 with AVX2")
+def test_portable_ops_agree_closely(name, monkeypatch):
+    """They are summed in vectors of the level's own width."""
+    level = next(level for level in LEVELS if level.name == name)
+    if not usable_features().issuperset(level.features):
+        pytest.skip(f"this host is no {name}")
+    pool = Pool(1, Library([WALKER]))
+    units = [unit_of(*unit, "cpu") for unit in PORTABLE]
+    expecting = Library(units)
+    monkeypatch.setattr(library, "host_target", lambda: level)
+    mine = Library(units)
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((7, 768)).astype(np.float32)
+    weight = random_weight(rng, "iq2_xxs", 49, 768)
+    for unit, inputs, n in (
+        (units[0], {"weight": weight, "x": x}, 49),
+        (units[1], {"x": x, "weight": x[0].copy(), "eps": 1e-5}, 768),
+    ):
+        expected, found = np.zeros((2, 7, n), np.float32)
+        run_compiled(expecting, pool, unit, {"out": expected, **inputs})
+        run_compiled(mine, pool, unit, {"out": found, **inputs})
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+        assert expected.any()
+    pool.stop()
 
 
 def disassembled(level, name, variant, folder):

@@ -126,3 +126,23 @@ def test_the_group_may_have_less_than_the_machine(monkeypatch):
     assert choose.available_memory() == 12345
     monkeypatch.setattr("llama3jit.devices.cgroup.memory_left", lambda: None)
     assert choose.available_memory() > 2**20
+
+
+def test_the_memory_that_linux_says_is_available(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 900 kB\nMemFree:  10 kB\nMemAvailable:     345 kB\nSwap: 1 kB\n")
+    assert choose.machine_memory_left(str(meminfo)) == 345 * 1024
+
+
+@pytest.mark.parametrize("text", ["MemTotal: 900 kB\n", "MemAvailable: lots\n", "", None])
+def test_memory_where_linux_does_not_say(tmp_path, monkeypatch, text):
+    import psutil
+
+    class Memory:
+        available = 777
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    meminfo = tmp_path / "meminfo"
+    if text is not None:
+        meminfo.write_text(text)
+    assert choose.machine_memory_left(str(meminfo)) == 777

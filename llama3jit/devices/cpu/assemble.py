@@ -14,7 +14,7 @@ from llama3jit import ops
 from llama3jit.compile import entry
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import Unit
-from llama3jit.model.plan import Operand, Row
+from llama3jit.model.plan import Operand, Row, Shape
 from llama3jit.ops.op import Op
 
 Int64 = NDArray[np.int64]
@@ -44,22 +44,22 @@ class Dims:
         self._words[self._index[symbol]] = value
 
 
-def bind_dims(op: Op, row: Row, operands: Mapping[str, Operand]) -> dict[str, int | str]:
-    """What each dim of an op is for this row. An operand may have more dims than the parameter:
-    its trailing ones are taken together.
+def bind_dims(op: Op, shapes: tuple[Shape, ...]) -> dict[str, int | str]:
+    """What each dim of an op is for arrays of these shapes, one for each array parameter. A shape
+    may have more dims than the parameter: its trailing ones are taken together.
 
     Raises AssertionError where two parameters disagree: the plan is wrong.
     """
     bound: dict[str, int | str] = {}
-    for parameter in op.signature.parameters:
-        if not parameter.is_array:
-            continue
-        shape = operands[str(row.operands[parameter.name])].shape
+    arrays = [parameter for parameter in op.signature.parameters if parameter.is_array]
+    for parameter, shape in zip(arrays, shapes, strict=True):
         leading, rest = shape[: len(parameter.dims) - 1], shape[len(parameter.dims) - 1 :]
         last = rest[0] if len(rest) == 1 else prod(int(dim) for dim in rest)
         for name, value in zip(parameter.dims, (*leading, last), strict=True):
             expected = int(name) if name.isdigit() else bound.setdefault(name, value)
-            assert expected == value, f"{row.op}: {parameter.name} has {name} = {value}, {expected}"
+            assert expected == value, (
+                f"{op.name}: {parameter.name} has {name} = {value}, {expected}"
+            )
     return bound
 
 
@@ -75,6 +75,7 @@ def assemble(
     """The words of all rows, one after the other. `arrays` must outlive them."""
     words: list[int] = []
     addresses: dict[str, int] = {}
+    bind = cache(bind_dims)  # most layers have the same shapes
     for row, unit, barrier in zip(rows, units, barriers, strict=True):
         op = ops.find(row.op)
         index = entry.words(op)
@@ -83,6 +84,7 @@ def assemble(
         record[1] = library.address(unit, "count")
         record[2] = len(record) * entry.WORD
         record[3] = int(barrier)
+        shapes: list[Shape] = []
         for parameter in op.signature.parameters:
             if parameter.is_array:
                 name = str(row.operands[parameter.name])
@@ -90,10 +92,11 @@ def assemble(
                     assert arrays[name].flags.c_contiguous
                     addresses[name] = int(arrays[name].ctypes.data)
                 record[index[parameter.name]] = addresses[name]
+                shapes.append(operands[name].shape)
             elif not parameter.is_function:
                 number = float(row.operands[parameter.name])
                 record[index[parameter.name]] = _bits(parameter.dtype, number)
-        for dim_name, dim in bind_dims(op, row, operands).items():
+        for dim_name, dim in bind(op, tuple(shapes)).items():
             record[index[f"dim {dim_name}"]] = dims.address(dim)
         words.extend(record)
     return np.array(words, np.int64)
