@@ -137,11 +137,12 @@ def test_an_existing_model_is_pulled_at_once(tmp_path: Path, model: Path) -> Non
     run(tmp_path, "pull", str(model), "--name", "mine")
     seconds = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = os.times()
         done = run(tmp_path, "pull", "mine")
-        seconds.append(time.perf_counter() - start)
+        after = os.times()
+        seconds.append(after.children_user - before.children_user)
         assert (done.returncode, done.stderr) == (0, "")
-    assert min(seconds) < 0.8  # 0.2 s on an idle machine
+    assert min(seconds) < 0.8  # of the processor's time; 0.2 s on an idle machine
 
 
 @pytest.mark.parametrize(
