@@ -51,10 +51,10 @@ def cycles(builder):
     return call(builder, "llvm.readcyclecounter", INT64)
 
 
-@op(variants={"": {"AHEAD": 0}, "ahead": {"AHEAD": 8192}}, fastmath=AS_WRITTEN)
+@op(variants={"": {"AHEAD": 0}, "ahead": {"AHEAD": 2048}}, fastmath=AS_WRITTEN)
 def sweep(out: u8[pieces, 64], data: u8[n_bytes], items: pieces):
     """Read the data by loads of 64 bytes, an item at a time; out[i] has the sums of piece i. The
-    variant "ahead" asks for what comes 8 KiB later, as the kernels of one token do."""
+    variant "ahead" asks for what comes 2 KiB later, as the kernels of one token do."""
     for item in items:
         at = item * PIECE
         end = min(at + PIECE, data.shape[0])

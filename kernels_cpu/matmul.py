@@ -38,7 +38,7 @@ TOKENS = 6 if features.has("avx512f") else 2
 SUMS = TOKENS * GROUPS
 SCALES = 256  # floats: a vector for each of up to 16 spans
 LINE = 64  # bytes of a cache line
-AHEAD = 8192  # bytes
+AHEAD = 2048  # bytes; farther ahead, AMD's own prefetching is disturbed
 
 
 def int8_tile(out, weight, xq, xs, xsum, xtotal, first, t):

@@ -86,9 +86,13 @@ def store_first_f32(builder, array, offset, value, n):
 
 @operation(void, ARRAY, intp)
 def prefetch(builder, array, offset):
-    """Ask for the cache line of element `offset`; it need not be inside the array."""
+    """Ask for the cache line of element `offset`; it need not be inside the array.
+
+    It comes as far as the second-level cache: what a core can have under way into its first level
+    is less, and plain loads need that.
+    """
     pointer = array.at(offset, INT8)
-    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, INT32(0), INT32(3), INT32(1))
+    call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, INT32(0), INT32(1), INT32(1))
 
 
 @operation(void)
