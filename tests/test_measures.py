@@ -105,7 +105,7 @@ def test_the_work_of_rows(runner):
     down = work["blk.0.ffn_down.weight:packed"]
     assert (down.op, down.shape, down.int8) == ("matmul_int8 q4_0", "64 x 96", True)
     assert down.operations == 2 * 5 * 64 * 96
-    activations = 5 * (96 + 2 * 4 * 96 // 32 + 4 * 96 // 16)
+    activations = 5 * (128 + 2 * 4 * 96 // 32 + 4 * 96 // 16)  # in whole lines of 64 bytes
     assert down.nbytes == 64 * 96 // 32 * 18 + activations + 4 * 5 * 64
     assert work["output.weight:packed"].operations == 2 * 300 * 64  # one row of logits
     assert work["attention"].operations == 4 * 4 * 16 * (8 + 9 + 10 + 11 + 12)
