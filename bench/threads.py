@@ -71,10 +71,10 @@ class Passes:
         every = [ADD] * n_rows, [True] * n_rows
         self._words = assemble(rows, *every, operands, self._arrays, self._dims, library)
         self._n_rows, self._pool = n_rows, pool
-        self._tickets, self._cancel = np.zeros(n_rows, np.int64), np.zeros(1, np.int64)
+        self._cancel = np.zeros(1, np.int64)
 
     def __call__(self) -> None:
-        self._pool.run(self._words, self._n_rows, self._tickets, self._cancel)
+        self._pool.run(self._words, self._n_rows, self._cancel)
 
 
 def pool_lines(threads: int) -> Iterator[str]:

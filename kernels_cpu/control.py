@@ -8,7 +8,11 @@ WORD = 8
 LINE = 64
 
 # What the walker's object exports: functions of so many int64 that return an int64.
-EXPORTS = {"run": 5, "serve": 2, "stop": 1}
+EXPORTS = {"run": 5, "serve": 3, "stop": 1}
+
+# The items of a row are cut into so many shares, or one for each thread if these are fewer. A
+# thread begins with its own, so that it reads memory in one stream, and then helps others.
+SHARES = 8
 
 # Offsets in the control block.
 EPOCH = 0 * LINE

@@ -2,7 +2,8 @@
 
 A row is a run of 64-bit words: the address of the op, the address of its item count, the row's
 bytes, whether a barrier follows, then the op's operands (see llama3jit.compile.entry). Threads
-take items by tickets, a few at a time. kernels_cpu.control says what the control block is.
+take items of a share by tickets, a few at a time; a row has a ticket for each share.
+kernels_cpu.control says what shares and the control block are.
 """
 
 from numba import njit
@@ -17,6 +18,7 @@ from kernels_cpu.control import (
     N_ROWS,
     PARKED,
     ROWS,
+    SHARES,
     STOP,
     THREADS,
     TICKETS,
@@ -59,44 +61,49 @@ def barrier(control, threads):
 
 
 @njit
-def work(control, row, ticket, threads):
-    """Do items of one row until there are none left."""
+def work(control, row, tickets, index, threads):
+    """Do items of one row until there are none left: of the thread's own share, then of others."""
+    shares = min(threads, SHARES)
     op = load_i64(row)
     count = call_count(load_i64(row + COUNT), row)
     grain = max(1, count // (threads * DRAWS))
     cancel = load_i64(control + CANCEL_AT)
-    while atomic_load(cancel) == 0:
-        first = atomic_add(ticket, grain)
-        if first >= count:
-            break
-        status = call_op(op, row, first, min(first + grain, count))
-        if status != 0:
-            atomic_store(control + FAILED, status)
+    for i in range(shares):
+        share = (index * shares // threads + i) % shares
+        first = count * share // shares
+        end = count * (share + 1) // shares
+        while first < end and atomic_load(cancel) == 0:
+            first = count * share // shares + atomic_add(tickets + share * WORD, grain)
+            if first < end:
+                status = call_op(op, row, first, min(first + grain, end))
+                if status != 0:
+                    atomic_store(control + FAILED, status)
+                first += grain
 
 
 @njit
-def walk(control):
+def walk(control, index):
     """Walk all rows, in step with the other threads; 0, CANCELLED, or an op's status."""
     row = load_i64(control + ROWS)
-    ticket = load_i64(control + TICKETS)
+    tickets = load_i64(control + TICKETS)
     threads = load_i64(control + THREADS)
     for _ in range(load_i64(control + N_ROWS)):
         # Read before the last barrier: after it the rows may be gone.
         following = row + load_i64(row + ROW_BYTES)
-        work(control, row, ticket, threads)
+        work(control, row, tickets, index, threads)
         if load_i64(row + BARRIER) != 0:
             verdict = barrier(control, threads)
             if verdict != 0:
                 return verdict
         row = following
-        ticket += WORD
+        tickets += min(threads, SHARES) * WORD
     return 0
 
 
 @njit
 def run(control, rows, n_rows, tickets, cancel):
     """One pass by the calling thread and all workers; the last row must have a barrier."""
-    for i in range(n_rows):
+    for i in range(n_rows * min(load_i64(control + THREADS), SHARES)):
         store_i64(tickets + i * WORD, 0)
     store_i64(control + ROWS, rows)
     store_i64(control + N_ROWS, n_rows)
@@ -106,18 +113,18 @@ def run(control, rows, n_rows, tickets, cancel):
     atomic_add(control + EPOCH, 1)
     if atomic_load(control + PARKED) != 0:
         unpark(control + EPOCH)
-    return walk(control)
+    return walk(control, 0)
 
 
 @njit
-def serve(control, seen):
-    """A worker: join every pass after epoch `seen`, until told to stop."""
+def serve(control, seen, index):
+    """Worker `index`, from 1 on: join every pass after epoch `seen`, until told to stop."""
     while True:
         wait_or_park(control + EPOCH, seen, control + PARKED)
         seen = atomic_load(control + EPOCH)
         if atomic_load(control + STOP) != 0:
             return 0
-        walk(control)
+        walk(control, index)
 
 
 @njit

@@ -94,7 +94,7 @@ def run_compiled(library: Library, pool: Pool, unit: Unit, operands: dict[str, A
     shapes = {key: Operand("buffer", "", value.shape) for key, value in arrays.items()}
     dims = Dims(())  # the words point into it
     words = assemble([Row(unit.op, names)], [unit], [True], shapes, arrays, dims, library)
-    pool.run(words, 1, np.zeros(1, np.int64), np.zeros(1, np.int64))
+    pool.run(words, 1, np.zeros(1, np.int64))
 
 
 def faces_of(name: str, variant: str = "", *, njit: bool = True) -> list[str]:

@@ -32,15 +32,17 @@ class Pool:
         self._memory, self._control = _aligned(control.CONTROL_BYTES)
         self._control[control.THREADS // control.WORD] = threads
         self._address = int(self._control.ctypes.data)
+        self._tickets = np.zeros((0, control.SHARES), np.int64)
         self._run = self._function("run")
         self._stop = self._function("stop")
         self._process = os.getpid()
         for i in range(threads - 1):
-            threading.Thread(target=self._serve, name=f"llama3jit-{i + 1}", daemon=True).start()
+            name = f"llama3jit-{i + 1}"
+            threading.Thread(target=self._serve, args=(i + 1,), name=name, daemon=True).start()
 
-    def _serve(self) -> None:
+    def _serve(self, index: int) -> None:
         """What a worker does; by `self` it keeps its code and the control block in memory."""
-        self._function("serve")(self._address, 0)
+        self._function("serve")(self._address, 0, index)
 
     def _function(self, name: str) -> Callable[..., int]:
         int64 = ctypes.c_int64
@@ -48,15 +50,9 @@ class Pool:
         function: Callable[..., int] = kind(self._library.address(WALKER, name))
         return function
 
-    def run(
-        self,
-        rows: NDArray[np.int64],
-        n_rows: int,
-        tickets: NDArray[np.int64],
-        cancel: NDArray[np.int64],
-    ) -> None:
-        """One pass over assembled rows; blocks, with the GIL released. `tickets` has a word for
-        each row; `cancel` is one word, which any thread may set to end the pass within a few items.
+    def run(self, rows: NDArray[np.int64], n_rows: int, cancel: NDArray[np.int64]) -> None:
+        """One pass over assembled rows i64[n]; blocks, with the GIL released. `cancel` i64[1] is
+        a word that any thread may set to end the pass within a few items.
 
         Raises CancelledError if that was done, DeviceError if an op fails or in a forked child.
         """
@@ -66,11 +62,13 @@ class Pool:
                 "survive a fork; load the model in the child, or start it with 'spawn'"
             )
         with _turn:
+            if len(self._tickets) < n_rows:
+                self._tickets = np.zeros((n_rows, control.SHARES), np.int64)
             status = self._run(
                 self._address,
                 int(rows.ctypes.data),
                 n_rows,
-                int(tickets.ctypes.data),
+                int(self._tickets.ctypes.data),
                 int(cancel.ctypes.data),
             )
         if status == control.CANCELLED:

@@ -69,13 +69,12 @@ class CpuRunner:
             words = assemble(
                 part.rows, part.units, last, part.operands, part.arrays, self._dims, self._library
             )
-            self.pool.run(words, n, np.zeros(n, np.int64), self._cancel)
+            self.pool.run(words, n, self._cancel)
             for name in part.read:
                 gguf.release(name)
         self._whole = self._assemble(lowered)
         # For a few tokens over a long context: words and rows, made when they are first needed.
         self._split: tuple[NDArray[np.int64], int] | None = None
-        self._tickets = np.zeros(2 * len(lowered.rows), np.int64)
 
     def _assemble(self, lowered: Lowered) -> NDArray[np.int64]:
         return assemble(
@@ -133,7 +132,7 @@ class CpuRunner:
         if chunks > 1 and len(batch.tokens) <= FEW:
             words, n_rows = self._split_words()
         try:
-            self.pool.run(words, n_rows, self._tickets, self._cancel)
+            self.pool.run(words, n_rows, self._cancel)
         finally:
             self.begin()
         logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
