@@ -66,10 +66,10 @@ class Pool:
                 self._tickets = np.zeros((n_rows, control.SHARES), np.int64)
             status = self._run(
                 self._address,
-                int(rows.ctypes.data),
+                _address(rows),
                 n_rows,
-                int(self._tickets.ctypes.data),
-                int(cancel.ctypes.data),
+                _address(self._tickets),
+                _address(cancel),
             )
         if status == control.CANCELLED:
             raise CancelledError("the forward pass was cancelled")
@@ -87,6 +87,12 @@ def _aligned(size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
     memory = np.zeros(size + control.LINE, np.uint8)
     skip = -int(memory.ctypes.data) % control.LINE
     return memory, memory[skip : skip + size].view(np.int64)
+
+
+def _address(array: NDArray[np.int64]) -> int:
+    """Where an array's memory begins; `array.ctypes.data` takes several objects to say so."""
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def get_pool(threads: int, library: Library) -> Pool:

@@ -126,7 +126,7 @@ class CpuRunner:
         self._dims.set("T", len(batch.tokens))
         self._dims.set("S", len(batch.context_lens))
         self._dims.set("R", len(batch.logits_rows))
-        chunks = -(-int(batch.context_lens.max()) // CHUNK)
+        chunks = -(-max(batch.context_lens.tolist()) // CHUNK)
         self._dims.set("chunks", chunks)
         words, n_rows = self._whole, len(self.lowered.rows)
         if chunks > 1 and len(batch.tokens) <= FEW:
