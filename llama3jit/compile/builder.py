@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from llama3jit.compile.cache import sealed
+from llama3jit.compile.cache import write_sealed
 from llama3jit.compile.link import link
 from llama3jit.compile.units import Unit, symbols
 from llama3jit.errors import CompileError
@@ -148,12 +148,7 @@ def store(path: str, code: bytes) -> None:
             code, path = link([code]), f"{path}.so"
         except CompileError:
             path = f"{path}.o"
-    fresh = Path(f"{path}.{os.getpid()}.new")
-    try:
-        fresh.write_bytes(sealed(code))
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_sealed(Path(path), code)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,133 @@
+"""Builds cubins and PTX, with no GPU. Run as a process of its own:
+
+    python -m llama3jit.compile.cuda.builder TARGET MODULE:OP:VARIANT=FILE ...
+
+FILE gets the suffix ".cubin" or ".ptx". Files are written whole and renamed into place; one line on
+stdout says that one is there.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import traceback
+import warnings
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from llama3jit.compile.cache import suffixes, write_sealed
+from llama3jit.compile.cuda.entry import argument_kinds, portable_kernel
+from llama3jit.compile.cuda.targets import TARGETS, CudaTarget
+from llama3jit.compile.cuda.units import symbol
+from llama3jit.compile.units import Unit
+from llama3jit.errors import CompileError
+
+ENTRY = re.compile(r"\.entry\s+([\w$]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A unit's code, and what the assembler said of it ("" for PTX)."""
+
+    code: bytes
+    log: str
+
+
+def kernel_and_options(unit: Unit) -> tuple[Any, dict[str, Any]]:
+    """The kernel as a plain function, and options for numba's compiler."""
+    from llama3jit.ops.op import Op
+
+    module = import_module(unit.module)
+    op = getattr(module, unit.op)
+    if isinstance(op, Op):
+        return portable_kernel(op, unit.variant), {}
+    return module.KERNELS[unit.variant], dict(getattr(module, "OPTIONS", {}))
+
+
+def signature_of(unit: Unit) -> Any:
+    """numba's signature of a unit's kernel."""
+    from numba.cuda import types
+
+    from llama3jit import ops
+
+    kinds = {"i64": types.int64, "f32": types.float32}
+    return types.void(*(kinds[kind] for kind in argument_kinds(ops.find(unit.op))))
+
+
+def build(unit: Unit, target: CudaTarget) -> Built:
+    """Compile a unit. Raises CompileError where the assembler refuses it."""
+    ptx = compile_ptx(unit, target)
+    return Built(ptx.encode(), "") if target.is_ptx else assemble(ptx, target)
+
+
+def compile_ptx(unit: Unit, target: CudaTarget) -> str:
+    """The unit's kernel as PTX under its own symbol."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from numba import cuda
+        from numba.cuda import api, dispatcher
+
+        # Functions that kernels call ask the current device for its capability.
+        device = SimpleNamespace(compute_capability=target.capability, id=0)
+        for asking in (api, dispatcher):
+            asking.get_current_device = lambda: device
+        kernel, options = kernel_and_options(unit)
+        capability = (*target.capability, "a") if target.is_specific else target.capability
+        ptx, _ = cuda.compile(
+            kernel,
+            signature_of(unit),
+            cc=capability,
+            device=False,
+            abi="numba",
+            output="ptx",
+            **options,
+        )
+    found = ENTRY.findall(ptx)
+    if len(found) != 1:
+        raise CompileError(f"{unit} compiles to {len(found)} kernels; expected 1")
+    return str(ptx).replace(found[0], symbol(unit))
+
+
+def assemble(ptx: str, target: CudaTarget) -> Built:
+    """PTX to a cubin, by nvJitLink."""
+    from cuda.core import Linker, LinkerOptions, ObjectCode
+
+    options = LinkerOptions(arch=target.name, verbose=True, ptxas_options=["-v"])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        linker = Linker(ObjectCode.from_ptx(ptx.encode()), options=options)
+        try:
+            code = bytes(linker.link("cubin").code)
+        except Exception as error:
+            raise CompileError(f"{target.name}: {error}\n{linker.get_error_log()}") from error
+        return Built(code, linker.get_info_log())
+
+
+def main(arguments: list[str]) -> int:
+    """Build what is asked for; the exit status says how many units failed."""
+    target = next(target for target in TARGETS if target.name == arguments[0])
+    failures = 0
+    for argument in arguments[1:]:
+        name, _, path = argument.partition("=")
+        try:
+            code = build(Unit(*name.split(":")), target).code
+            write_sealed(Path(path + suffixes(target)[0]), code)
+        except Exception as error:
+            if isinstance(error, (OSError, CompileError)):
+                print(error, file=sys.stderr)  # the message says all
+            elif isinstance(error, ImportError):
+                print(f"{error} (pip install 'llama3jit[cuda-jit]')", file=sys.stderr)
+            else:
+                traceback.print_exc()
+            print(f"failed {name}", flush=True)
+            failures += 1
+            continue
+        print(f"built {name}", flush=True)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

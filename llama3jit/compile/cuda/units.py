@@ -1,0 +1,43 @@
+"""What a GPU can need, and the names that compiled kernels have."""
+
+from __future__ import annotations
+
+from kernels_cuda import TUNED
+from llama3jit import ops
+from llama3jit.compile.units import Unit
+
+# Ops that run on a GPU only where they have a tuned kernel.
+TUNED_ALONE = ("attention_chunks", "attention_merge", "matmul_int8", "pack", "quantize")
+
+
+def symbol(unit: Unit) -> str:
+    """The name of a unit's kernel in its cubin."""
+    return f"l3j_{unit.stem}"
+
+
+def portable_unit(op: str, variant: str) -> Unit:
+    """The op as it is written, a strided range of items for each GPU thread."""
+    return Unit(f"llama3jit.ops.{ops.MODULES[op]}", op, variant)
+
+
+def tuned_unit(op: str, variant: str) -> Unit | None:
+    """The op's tuned kernel in this variant, if there is one."""
+    module, variants = TUNED.get(op, ("", ()))
+    return Unit(module, op, variant) if variant in variants else None
+
+
+def portable_units() -> list[Unit]:
+    """Every op that a plan can have, as it is written, in every variant."""
+    return [
+        portable_unit(name, variant)
+        for name in ops.MODULES
+        if name not in TUNED_ALONE
+        for variant in ops.find(name).variants
+    ]
+
+
+def every_unit() -> list[Unit]:
+    """All that a model can need on a GPU: tuned kernels, and the portable ops, which take over
+    where a shape or a precision is not the tuned ones'."""
+    tuned = [Unit(m, name, variant) for name, (m, variants) in TUNED.items() for variant in variants]
+    return [*portable_units(), *tuned]
