@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llama3jit.compile.build import Progress
     from llama3jit.model.config import ModelConfig
 
-DEVICES = ("auto", "cpu", "reference")
+DEVICES = ("auto", "cpu", "cuda", "reference")
 KV_DTYPES = ("f16", "f32")
 PRECISIONS = ("fast", "exact")
 
@@ -53,7 +53,7 @@ def open_runner(
     """
     from llama3jit.model.build import build_plan
 
-    one_of("device", device, DEVICES)
+    one_of("device", kind_of(device), DEVICES, device)
     one_of("kv_dtype", kv_dtype, KV_DTYPES)
     one_of("precision", precision, PRECISIONS)
     if isinstance(threads, bool) or not (threads is None or hasattr(threads, "__index__")):
@@ -67,6 +67,21 @@ def open_runner(
         if meanwhile is not None:
             meanwhile()
         return Interpreter(gguf, config, plan, limits, "reference")
+    card = find_device(device)
+    if card is not None:
+        from llama3jit.devices.cuda.driver import Gpu
+        from llama3jit.devices.cuda.runner import open_on_gpu
+
+        return open_on_gpu(
+            gguf,
+            config,
+            plan,
+            limits,
+            Gpu(card),
+            precision=precision,
+            progress=progress,
+            meanwhile=meanwhile,
+        )
     from llama3jit.devices.cpu.lower import lower
     from llama3jit.devices.cpu.runner import CpuRunner, memory_needed
     from llama3jit.devices.cpu.threads import thread_count
@@ -79,14 +94,45 @@ def open_runner(
     )
 
 
-def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise InvalidArgumentError unless the value is one of the choices, DeviceError for a device
-    that is still to come."""
-    if value in choices:
-        return
-    if name == "device" and isinstance(value, str) and value.partition(":")[0] == "cuda":
-        raise DeviceError(f"the device {value!r} is not built yet; use 'cpu' or 'auto'")
-    raise InvalidArgumentError(f"{name} is {value!r}; expected {', '.join(choices)}")
+def kind_of(device: str) -> str:
+    """ "cuda" of "cuda:1"; anything else as it is."""
+    if isinstance(device, str) and device.startswith("cuda:"):
+        return "cuda"
+    return device
+
+
+def find_device(device: str) -> int | None:
+    """The number of the GPU to use, None for the CPU.
+
+    Raises DeviceError if a GPU was asked for and there is none that can be used; warns
+    NoGpuWarning, with the reason, if "auto" passes over what looks like one.
+    """
+    if device == "cpu":
+        return None
+    from llama3jit.devices.cuda.probe import find_card, ordinal_of, worth_a_word
+
+    if device != "auto":
+        return find_card(ordinal_of(device)).ordinal
+    if not worth_a_word():
+        return None
+    try:
+        return find_card().ordinal
+    except DeviceError as error:
+        import warnings
+
+        warnings.warn(f"running on the CPU: {error}", NoGpuWarning, stacklevel=2)
+        return None
+
+
+class NoGpuWarning(UserWarning):
+    """The device "auto" is the CPU, though there seems to be a GPU."""
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...], given: object = None) -> None:
+    """Raise InvalidArgumentError unless the value, which was `given` so, is one of the choices."""
+    if value not in choices:
+        found = value if given is None else given
+        raise InvalidArgumentError(f"{name} is {found!r}; expected {', '.join(choices)}")
 
 
 def make_limits(

@@ -27,7 +27,7 @@ def attention(
 ):
     """out[t, h] = softmax(q[t, h] . k[j, g] * scale) . v[j, g] over the tokens j of the sequence
     with positions[t] - window < j <= positions[t]; window 0 is no limit; g is the KV head that
-    heads / kv_heads query heads share.
+    heads / kv_heads query heads share. Where seq_of[t] is below 0, out[t] stays as it is.
 
     Softmax in one pass: the sums are rescaled when a larger score turns up (Milakov and
     Gimelshein 2018, arXiv:1805.02867).
@@ -38,6 +38,8 @@ def attention(
     for item in items:
         t = item // heads
         h = item % heads
+        if seq_of[t] < 0:
+            continue
         g = h // group
         last = positions[t]
         first = max(0, last - window + 1) if window > 0 else 0
@@ -73,6 +75,8 @@ def attention_reference(
     block_tokens = v_cache.shape[2]
     group = q.shape[1] // k_cache.shape[1]
     for t, last in enumerate(positions):
+        if seq_of[t] < 0:
+            continue
         tokens = np.arange(max(0, last - window + 1) if window else 0, last + 1)
         blocks = block_tables[seq_of[t], tokens // block_tokens]
         k = from_cache(k_cache[blocks, :, :, tokens % block_tokens])  # [tokens, kv_heads, head_dim]

@@ -25,9 +25,11 @@ def kv_append(
     write: function,
     items: T,
 ):
-    """Write k[t], v[t] at positions[t] of sequence seq_of[t]."""
+    """Write k[t], v[t] at positions[t] of sequence seq_of[t], if that is not below 0."""
     block_tokens = v_cache.shape[2]
     for t in items:
+        if seq_of[t] < 0:
+            continue
         block = block_tables[seq_of[t], positions[t] // block_tokens]
         at = positions[t] % block_tokens
         for h in range(k.shape[1]):
@@ -52,6 +54,8 @@ def from_cache(cache):
 @kv_append.reference
 def kv_append_reference(k_cache, v_cache, k, v, positions, seq_of, block_tables, variant):
     block_tokens = v_cache.shape[2]
+    there = seq_of >= 0
+    k, v, positions, seq_of = k[there], v[there], positions[there], seq_of[there]
     blocks = block_tables[seq_of, positions // block_tokens]
     k_cache[blocks, :, :, positions % block_tokens] = to_cache(k, k_cache)
     v_cache[blocks, :, positions % block_tokens, :] = to_cache(v, v_cache)

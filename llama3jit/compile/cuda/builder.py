@@ -18,10 +18,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import kernels_cuda
 from llama3jit.compile.cache import suffixes, write_sealed
 from llama3jit.compile.cuda.entry import argument_kinds, portable_kernel
 from llama3jit.compile.cuda.targets import TARGETS, CudaTarget
-from llama3jit.compile.cuda.units import symbol
+from llama3jit.compile.cuda.units import is_tuned, symbol
 from llama3jit.compile.units import Unit
 from llama3jit.errors import CompileError
 
@@ -36,15 +37,11 @@ class Built:
     log: str
 
 
-def kernel_and_options(unit: Unit) -> tuple[Any, dict[str, Any]]:
-    """The kernel as a plain function, and options for numba's compiler."""
-    from llama3jit.ops.op import Op
-
-    module = import_module(unit.module)
-    op = getattr(module, unit.op)
-    if isinstance(op, Op):
-        return portable_kernel(op, unit.variant), {}
-    return module.KERNELS[unit.variant], dict(getattr(module, "OPTIONS", {}))
+def kernel_of(unit: Unit) -> Any:
+    """The kernel as a plain function."""
+    if is_tuned(unit):
+        return kernels_cuda.kernel(unit.op, unit.variant)
+    return portable_kernel(getattr(import_module(unit.module), unit.op), unit.variant)
 
 
 def signature_of(unit: Unit) -> Any:
@@ -74,16 +71,15 @@ def compile_ptx(unit: Unit, target: CudaTarget) -> str:
         device = SimpleNamespace(compute_capability=target.capability, id=0)
         for asking in (api, dispatcher):
             asking.get_current_device = lambda: device
-        kernel, options = kernel_and_options(unit)
         capability = (*target.capability, "a") if target.is_specific else target.capability
         ptx, _ = cuda.compile(
-            kernel,
+            kernel_of(unit),
             signature_of(unit),
             cc=capability,
             device=False,
             abi="numba",
             output="ptx",
-            **options,
+            fastmath=is_tuned(unit),
         )
     found = ENTRY.findall(ptx)
     if len(found) != 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from kernels_cuda import TUNED
+import kernels_cuda
 from llama3jit import ops
 from llama3jit.compile.units import Unit
 
@@ -20,10 +20,15 @@ def portable_unit(op: str, variant: str) -> Unit:
     return Unit(f"llama3jit.ops.{ops.MODULES[op]}", op, variant)
 
 
-def tuned_unit(op: str, variant: str) -> Unit | None:
-    """The op's tuned kernel in this variant, if there is one."""
-    module, variants = TUNED.get(op, ("", ()))
-    return Unit(module, op, variant) if variant in variants else None
+def tuned_unit(op: str, variant: str, n_tokens: int) -> Unit | None:
+    """The op's tuned kernel in this variant for so many tokens, if there is one."""
+    found = kernels_cuda.variant_of(op, variant, n_tokens)
+    return None if found is None else Unit(kernels_cuda.TUNED[op][0], op, found)
+
+
+def is_tuned(unit: Unit) -> bool:
+    """Whether a unit is a tuned kernel."""
+    return unit.module.startswith("kernels_cuda.")
 
 
 def portable_units() -> list[Unit]:
@@ -39,5 +44,9 @@ def portable_units() -> list[Unit]:
 def every_unit() -> list[Unit]:
     """All that a model can need on a GPU: tuned kernels, and the portable ops, which take over
     where a shape or a precision is not the tuned ones'."""
-    tuned = [Unit(m, name, variant) for name, (m, variants) in TUNED.items() for variant in variants]
+    tuned = [
+        Unit(module, name, variant)
+        for name, (module, variants) in kernels_cuda.TUNED.items()
+        for variant in variants
+    ]
     return [*portable_units(), *tuned]

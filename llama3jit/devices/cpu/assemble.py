@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,8 +13,8 @@ from llama3jit import ops
 from llama3jit.compile import entry
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import Unit
+from llama3jit.devices.bind import bind_dims
 from llama3jit.model.plan import Operand, Row
-from llama3jit.ops.op import Op
 
 Int64 = NDArray[np.int64]
 
@@ -42,25 +41,6 @@ class Dims:
     def set(self, symbol: str, value: int) -> None:
         """Give a symbol its value for the passes to come."""
         self._words[self._index[symbol]] = value
-
-
-def bind_dims(op: Op, row: Row, operands: Mapping[str, Operand]) -> dict[str, int | str]:
-    """What each dim of an op is for this row. An operand may have more dims than the parameter:
-    its trailing ones are taken together.
-
-    Raises AssertionError where two parameters disagree: the plan is wrong.
-    """
-    bound: dict[str, int | str] = {}
-    for parameter in op.signature.parameters:
-        if not parameter.is_array:
-            continue
-        shape = operands[str(row.operands[parameter.name])].shape
-        leading, rest = shape[: len(parameter.dims) - 1], shape[len(parameter.dims) - 1 :]
-        last = rest[0] if len(rest) == 1 else prod(int(dim) for dim in rest)
-        for name, value in zip(parameter.dims, (*leading, last), strict=True):
-            expected = int(name) if name.isdigit() else bound.setdefault(name, value)
-            assert expected == value, f"{row.op}: {parameter.name} has {name} = {value}, {expected}"
-    return bound
 
 
 def assemble(

@@ -1,0 +1,247 @@
+"""A model on a GPU: weights uploaded, and for each shape of a batch one graph of the whole pass."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama3jit import ops
+from llama3jit.compile.cuda.library import find_code
+from llama3jit.compile.cuda.units import symbol
+from llama3jit.compile.units import Unit
+from llama3jit.devices import Limits
+from llama3jit.devices.check import check_batch
+from llama3jit.devices.cuda.lower import (
+    Shape,
+    dims_of,
+    largest_shape,
+    launch_of,
+    lower,
+    lower_all,
+    shape_of,
+    sizes_of,
+)
+from llama3jit.devices.cuda.memory import check_memory, nbytes_of, place_operands
+from llama3jit.devices.cuda.upload import Uploader
+from llama3jit.errors import CancelledError, DeviceError
+from llama3jit.model import weights
+from llama3jit.model.batch import Batch
+from llama3jit.model.config import ModelConfig
+from llama3jit.model.plan import Plan, Row
+
+if TYPE_CHECKING:
+    from llama3jit.compile.build import Progress
+
+NO_SEQUENCE = -1  # that of a token which only fills a batch up
+
+
+class CudaRunner:
+    """See Runner in llama3jit.devices."""
+
+    def __init__(
+        self,
+        gguf: Any,
+        config: ModelConfig,
+        plan: Plan,
+        limits: Limits,
+        gpu: Any,
+        kernels: Mapping[Unit, Any],
+        *,
+        precision: str,
+        portable: bool = False,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
+        """`gpu` is a driver.Gpu, which the runner owns from now on; `kernels` has a loaded kernel
+        for each unit of the plan as `lower_all` lowers it. `meanwhile` is called once, before the upload."""
+        self.limits = limits
+        self._lower = partial(lower, plan, precision, portable=portable)
+        self.lowered = lower_all(plan, precision, limits, portable=portable)
+        self.gpu = gpu
+        self._kernels = kernels
+        self._cancelled = threading.Event()
+        self._graphs: dict[Shape, tuple[Any, dict[str, NDArray[Any]]]] = {}
+        self._failure: str | None = None
+        self._open = True
+        try:
+            self._places, self.memory_used = place_operands(self.lowered, limits)
+            if meanwhile is not None:
+                meanwhile()
+            self._bases = {use: gpu.allocate(size) for use, size in self.memory_used.items()}
+            self._stage()
+            self._upload(gguf, config)
+        except BaseException:
+            gpu.close()
+            raise
+
+    def _address(self, name: str) -> int:
+        place = self._places[name]
+        return int(self._bases[place.use]) + place.offset
+
+    def _stage(self) -> None:
+        """Memory for the arrays of a batch and for logits, on both sides."""
+        sizes = sizes_of(largest_shape(self.limits), self.limits)
+        batch = [op for op in self.lowered.operands.values() if op.kind == "batch"]
+        nbytes = sum(nbytes_of(operand, sizes) for operand in batch)
+        self._batch_host = self.gpu.pinned(nbytes)
+        self._batch_address = self.gpu.allocate(nbytes)
+        self._logits_host = self.gpu.pinned(self._places["logits"].nbytes)
+
+    def _upload(self, gguf: Any, config: ModelConfig) -> None:
+        uploader = Uploader(self.gpu)
+        try:
+            for name, operand in self.lowered.operands.items():
+                if operand.kind == "weight":
+                    uploader.upload(self._address(name), weights.matrix(gguf, name, operand))
+                    gguf.release(name)
+                elif operand.kind == "vector":
+                    uploader.upload(self._address(name), weights.vector(gguf, name))
+                elif operand.kind == "table":
+                    uploader.upload(self._address(name), weights.frequencies(gguf, config))
+        finally:
+            uploader.close()
+        self.gpu.synchronize()
+
+    def forward(self, batch: Batch) -> NDArray[np.float32]:
+        """See Runner."""
+        if not self._open:
+            raise DeviceError("the model is closed")
+        if self._failure is not None:
+            raise DeviceError(f"{self._failure}; load the model again, or use device='cpu'")
+        check_batch(batch, self.limits)
+        n_rows = len(batch.logits_rows)
+        shape = shape_of(self.limits, len(batch.tokens), n_rows, batch.block_tables.shape[1])
+        try:
+            self._stop_if_cancelled()
+            self.gpu.enter()
+            graph, held = self._graphs.get(shape) or self._captured(shape)
+            fill(held, batch)
+            self.gpu.run(graph)
+            self.gpu.synchronize()
+            self._stop_if_cancelled()
+        except CancelledError:
+            raise
+        except Exception as error:
+            # The driver reports an error of a kernel with every later call, so this is the end.
+            self._failure = str(error)
+            raise DeviceError(
+                f"{error}; load the model again, or use device='cpu'"
+            ) from error
+        finally:
+            self.begin()
+        logits = self._logits_host.view(np.float32)
+        n_vocab = self.limits.vocab_size
+        return logits[: n_rows * n_vocab].reshape(n_rows, n_vocab)
+
+    def _captured(self, shape: Shape) -> tuple[Any, dict[str, NDArray[Any]]]:
+        """The graph for a shape, and the arrays in pinned memory that it reads a batch from."""
+        held, addresses, nbytes = self._batch_arrays(shape)
+        lowered = self._lower(shape.n_tokens, shape.n_rows)
+        logits = self._logits_host[: 4 * shape.n_rows * self.limits.vocab_size]
+
+        def work() -> None:
+            self.gpu.upload(self._batch_address, self._batch_host[:nbytes])
+            for row, unit in zip(lowered.rows, lowered.units, strict=True):
+                self._launch(row, unit, shape, addresses)
+            if logits.nbytes:
+                self.gpu.download(logits, self._address("logits"))
+
+        self._graphs[shape] = self.gpu.capture(work), held
+        return self._graphs[shape]
+
+    def _batch_arrays(self, shape: Shape) -> tuple[dict[str, NDArray[Any]], dict[str, int], int]:
+        """The arrays of a batch one after the other: host views, device addresses, bytes in all."""
+        sizes = sizes_of(shape, self.limits)
+        held, addresses, at = {}, {}, 0
+        for name, operand in self.lowered.operands.items():
+            if operand.kind == "batch":
+                dims = [sizes[str(dim)] for dim in operand.shape]
+                nbytes = nbytes_of(operand, sizes)
+                held[name] = self._batch_host[at : at + nbytes].view(np.int32).reshape(dims)
+                addresses[name] = self._batch_address + at
+                at += nbytes
+        return held, addresses, at
+
+    def _launch(
+        self, row: Row, unit: Unit, shape: Shape, batch_addresses: Mapping[str, int]
+    ) -> None:
+        op = ops.find(row.op)
+        arguments: list[int | np.float32] = []
+        for parameter in op.signature.parameters:
+            value = row.operands.get(parameter.name)
+            if parameter.is_array:
+                name = str(value)
+                arguments.append(batch_addresses.get(name) or self._address(name))
+            elif not parameter.is_function:
+                number = float(value)  # type: ignore[arg-type]
+                arguments.append(int(number) if parameter.dtype == "i64" else np.float32(number))
+        dims = dims_of(row, self.lowered.operands, sizes_of(shape, self.limits))
+        arguments += [dims[name] for name in op.signature.dims]
+        self.gpu.launch(self._kernels[unit], launch_of(unit, dims), arguments)
+
+    def _stop_if_cancelled(self) -> None:
+        if self._cancelled.is_set():
+            raise CancelledError("the forward pass was cancelled")
+
+    def begin(self) -> None:
+        """See Runner."""
+        self._cancelled.clear()
+
+    def cancel(self) -> None:
+        """See Runner. A pass that the device has begun is run to its end."""
+        self._cancelled.set()
+
+    def close(self) -> None:
+        """See Runner."""
+        self._open = False
+        for graph, _ in self._graphs.values():
+            self.gpu.forget(graph)
+        self._graphs.clear()
+        self.gpu.close()
+
+
+def fill(held: Mapping[str, NDArray[Any]], batch: Batch) -> None:
+    """Write a batch into arrays that may be larger; what is left over does nothing."""
+    for name, array in held.items():
+        given: NDArray[np.int32] = getattr(batch, name)
+        if given.ndim == 1:
+            array[: len(given)] = given
+            array[len(given) :] = NO_SEQUENCE if name == "seq_of" else 0
+        else:
+            array[: given.shape[0], : given.shape[1]] = given
+
+
+def open_on_gpu(
+    gguf: Any,
+    config: ModelConfig,
+    plan: Plan,
+    limits: Limits,
+    gpu: Any,
+    *,
+    precision: str,
+    portable: bool = False,
+    progress: Progress | None = None,
+    meanwhile: Callable[[], None] | None = None,
+) -> CudaRunner:
+    """Load a model on an open device, which is closed if that fails. `portable` takes none of the
+    tuned kernels.
+
+    Raises MemoryLimitError before anything is compiled or uploaded, CompileError, DeviceError.
+    """
+    ways: dict[str, Any] = {"precision": precision, "portable": portable}
+    try:
+        lowered = lower_all(plan, limits=limits, **ways)
+        check_memory(place_operands(lowered, limits)[1], limits, gpu.memory()[0], gpu.name)
+        code = find_code(lowered.units, gpu.capability, progress)
+        kernels = {
+            unit: gpu.load(image, code.is_ptx[unit], symbol(unit))
+            for unit, image in code.images.items()
+        }
+    except BaseException:
+        gpu.close()
+        raise
+    return CudaRunner(gguf, config, plan, limits, gpu, kernels, meanwhile=meanwhile, **ways)

@@ -1,0 +1,189 @@
+"""The CUDA device without a GPU: buckets, places, uploads, graphs and errors, on a device that runs
+every kernel as the op's NumPy reference."""
+
+import numpy as np
+import pytest
+from driving import ids_of, logits_of
+from fake_gpu import FakeGpu, kernels
+from float64_llama import forward
+from tiny_model import MIXED, tiny_model
+
+from llama3jit.devices.choose import make_limits
+from llama3jit.devices.cuda.lower import Shape, lower_all, shape_of
+from llama3jit.devices.cuda.memory import check_memory, place_operands
+from llama3jit.devices.cuda.runner import CudaRunner
+from llama3jit.errors import (
+    CancelledError,
+    DeviceError,
+    InvalidArgumentError,
+    MemoryLimitError,
+)
+from llama3jit.files.gguf import open_gguf
+from llama3jit.model.batch import Piece, make_batch
+from llama3jit.model.build import build_plan
+from llama3jit.model.config import read_config
+
+MODELS = {
+    "mixed": {"formats": MIXED},
+    "tied": {"formats": {"token_embd.weight": "Q8_0", "*": "Q4_K"}, "tied": True, "biases": True},
+}
+SIZES = {"tied": {"n_embd": 256, "n_ff": 512, "vocab": 300}}
+
+
+def on_fake(tiny, gpu=None, kv_dtype="f32", n_ctx=192, max_sequences=8, max_tokens=128):
+    gguf = open_gguf(tiny.path)
+    config = read_config(gguf)
+    limits = make_limits(config, n_ctx, max_sequences, max_tokens)
+    plan = build_plan(config, gguf.tensors, kv_dtype)
+    return CudaRunner(
+        gguf, config, plan, limits, gpu or FakeGpu(), kernels(), precision="exact", portable=True
+    )
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        name: tiny_model(folder / f"{i}.gguf", seed=i, **options, **SIZES.get(name, {}))
+        for i, (name, options) in enumerate(MODELS.items())
+    }
+
+
+@pytest.fixture(scope="module")
+def runner(models):
+    return on_fake(models["mixed"])
+
+
+def worst(found, truth):
+    assert np.isfinite(found).all()
+    return np.abs(found - truth).max() / truth.std()
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+def test_logits(models, name, chunk):
+    """Chunks of 7 fill a batch up to 8, and what fills it up must not show."""
+    ids = ids_of(70)
+    found = logits_of(on_fake(models[name]), ids, chunk=chunk)
+    assert worst(found, forward(models[name], ids)) < 1e-4
+
+
+def test_a_cache_of_halves(models):
+    ids = ids_of(70)
+    found = logits_of(on_fake(models["mixed"], kv_dtype="f16"), ids)
+    assert worst(found, forward(models["mixed"], ids, "f16")) < 2e-3
+
+
+def test_a_ragged_batch_is_its_sequences_alone(models, runner):
+    prompts = [ids_of(n, seed=n) for n in (5, 70, 1)]
+    blocks = [[4], [6, 1], [0]]
+    pieces = [Piece(p, 0, b, "all") for p, b in zip(prompts, blocks, strict=True)]
+    together = runner.forward(make_batch(pieces)).copy()
+    alone = np.concatenate([forward(models["mixed"], ids) for ids in prompts])
+    assert worst(together, alone) < 1e-4
+
+
+def test_decoding_beside_a_prompt(models, runner):
+    ids, other = ids_of(66, seed=8), ids_of(20, seed=9)
+    runner.forward(make_batch([Piece(ids[:64], 0, [5], "none")]))
+    batch = make_batch([Piece(ids[64:65], 64, [5, 2]), Piece(other, 0, [7])])
+    found = runner.forward(batch).copy()
+    truth = np.stack([forward(models["mixed"], x)[-1] for x in (ids[:65], other)])
+    assert worst(found, truth) < 1e-4
+
+
+def test_a_graph_for_each_shape_once(models):
+    gpu = FakeGpu()
+    runner = on_fake(models["mixed"], gpu)
+    for n in (3, 4, 5, 3, 8):
+        runner.forward(make_batch([Piece(ids_of(n), 0, [0], "last")]))
+    assert gpu.captures == 2  # 4 tokens and 8
+
+
+def test_a_pass_without_logits_stops_at_the_cache(models):
+    gpu = FakeGpu()
+    runner = on_fake(models["mixed"], gpu)
+    assert runner.forward(make_batch([Piece(ids_of(5), 0, [1], "none")])).shape == (0, 300)
+    assert gpu.launches[-1].op == "kv_append"
+    without = len(gpu.launches)
+    runner.forward(make_batch([Piece(ids_of(5), 0, [1], "last")]))
+    assert len(gpu.launches) > 2 * without
+
+
+def test_shapes(models):
+    config = read_config(open_gguf(models["mixed"].path))
+    limits = make_limits(config, 512, 6, 100)
+    assert shape_of(limits, 1, 1, 1) == Shape(1, 1, 1, 1)
+    assert shape_of(limits, 5, 0, 2) == Shape(8, 0, 6, 4)
+    assert shape_of(limits, 65, 33, 5) == Shape(100, 64, 6, 8)
+
+
+def test_places_do_not_overlap(models):
+    gguf = open_gguf(models["mixed"].path)
+    config = read_config(gguf)
+    plan = build_plan(config, gguf.tensors)
+    limits = make_limits(config, 192, 8, 128)
+    places, used = place_operands(lower_all(plan, "fast", limits), limits)
+    for use, total in used.items():
+        inside = sorted((p.offset, p.nbytes) for p in places.values() if p.use == use)
+        ends = [offset + nbytes for offset, nbytes in inside]
+        assert all(
+            end <= offset for end, (offset, _) in zip(ends, inside[1:] + [(total, 0)], strict=True)
+        )
+        assert all(offset % 256 == 0 for offset, _ in inside)
+    assert used["kv"] == 2 * 2 * limits.n_blocks * 2 * 64 * 16 * 2  # K, V; layers; heads; f16
+
+
+def test_too_little_memory_says_what_would_fit(models):
+    config = read_config(open_gguf(models["mixed"].path))
+    limits = make_limits(config, 512, 1, 128)
+    used = {"weights": 300 * 2**20, "kv": limits.n_blocks * 2**20, "buffers": 2**20}
+    check_memory(used, limits, 2**30, "a card")
+    with pytest.raises(MemoryLimitError, match=r"needs 501 MiB .*weights 300 MiB, kv 8 MiB.*500 MiB are free; n_ctx=448 in place of 512 would fit"):
+        check_memory(used, limits, 500 * 2**20, "a card")
+    with pytest.raises(MemoryLimitError, match="a quantisation of 199 MiB or less would fit"):
+        check_memory(used, limits, 400 * 2**20, "a card")
+    with pytest.raises(MemoryLimitError, match="no model of this shape fits; use device='cpu'"):
+        check_memory(used, limits, 10 * 2**20, "a card")
+
+
+def test_an_error_of_the_device_ends_it(models):
+    gpu = FakeGpu()
+    runner = on_fake(models["mixed"], gpu)
+    batch = make_batch([Piece(ids_of(5), 0, [1])])
+    runner.forward(batch)
+    gpu.broken = True
+    with pytest.raises(DeviceError, match=r"ILLEGAL_ADDRESS; load the model again, or use device='cpu'"):
+        runner.forward(batch)
+    gpu.broken = False
+    with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS; load the model again"):
+        runner.forward(batch)
+    runner.close()
+    assert gpu.closed
+    with pytest.raises(DeviceError, match="the model is closed"):
+        runner.forward(batch)
+
+
+def test_cancel(runner):
+    batch = make_batch([Piece(ids_of(5), 0, [1])])
+    runner.cancel()
+    with pytest.raises(CancelledError):
+        runner.forward(batch)
+    assert runner.forward(batch).shape == (1, 300)
+    runner.cancel()
+    runner.begin()
+    assert runner.forward(batch).shape == (1, 300)
+
+
+def test_a_bad_batch_is_refused_and_does_no_harm(runner):
+    with pytest.raises(InvalidArgumentError, match="KV block 99"):
+        runner.forward(make_batch([Piece(ids_of(5), 0, [99])]))
+    assert runner.forward(make_batch([Piece(ids_of(5), 0, [1])])).shape == (1, 300)
+
+
+def test_a_failed_load_closes_the_device(models, monkeypatch):
+    gpu = FakeGpu()
+    monkeypatch.setattr(gpu, "synchronize", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        on_fake(models["mixed"], gpu)
+    assert gpu.closed
