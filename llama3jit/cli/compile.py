@@ -12,7 +12,7 @@ Targets = Annotated[
     option(
         "--target",
         metavar="NAME",
-        help="A processor level, native, all (levels), a GPU architecture (sm_90a), or cuda (all of "
+        help="A processor level, native, all (levels), a GPU architecture (sm_90a), cuda (all of "
         "those); may be repeated. [default: this machine's]",
     ),
 ]

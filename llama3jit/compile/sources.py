@@ -19,7 +19,6 @@ from llama3jit.compile.targets import AnyTarget
 from llama3jit.compile.units import Unit
 
 
-
 @dataclass(frozen=True, slots=True)
 class Side:
     """What code for one kind of device is made of: `ours` matches the modules of ours that a unit

@@ -20,8 +20,8 @@ N_CTX = 192
 
 def opened(tiny: TinyModel, device: str = "cpu", **options: Any) -> Any:
     """A runner of 8 sequences of 192 tokens, 128 tokens a pass; threads 2 unless given. The device
-    "njit" is the plan on its ops' njit faces, "cuda faces" on their cuda.jit ones, "cuda portable" the
-    CUDA device without tuned kernels."""
+    "njit" is the plan on its ops' njit faces, "cuda faces" on their cuda.jit ones, "cuda portable"
+    the CUDA device without tuned kernels."""
     gguf = open_gguf(tiny.path)
     config = read_config(gguf)
     if device in ("njit", "cuda faces"):

@@ -7,7 +7,7 @@ from tiny_model import tiny_model
 
 from llama3jit.devices import choose
 from llama3jit.devices.choose import check_memory, make_limits
-from llama3jit.errors import DeviceError, InvalidArgumentError, MemoryLimitError
+from llama3jit.errors import InvalidArgumentError, MemoryLimitError
 from llama3jit.files.gguf import open_gguf
 from llama3jit.model.config import read_config
 
@@ -25,7 +25,7 @@ def config(tiny):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "gpu"}, "device is 'gpu'; expected auto, cpu, reference"),
+        ({"device": "gpu"}, "device is 'gpu'; expected auto, cpu, cuda, reference"),
         ({"kv_dtype": "q8_0"}, "kv_dtype is 'q8_0'; expected f16, f32"),
         ({"precision": "slow"}, "precision is 'slow'; expected fast, exact"),
         ({"n_ctx": 0}, "n_ctx is 0; expected 1 to"),
@@ -56,14 +56,10 @@ def test_numbers_of_numpy_do_not_wrap(config):
 
 @pytest.mark.parametrize("value", [None, 5, b"cpu", ["cpu"]])
 def test_a_device_that_is_no_text(tiny, value):
-    with pytest.raises(InvalidArgumentError, match=r"device is .*; expected auto, cpu, reference"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"device is .*; expected auto, cpu, cuda, reference"
+    ):
         opened(tiny, device=value)
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
-def test_cuda_is_refused_not_replaced(tiny, device):
-    with pytest.raises(DeviceError, match="not built yet; use 'cpu'"):
-        opened(tiny, device=device)
 
 
 def test_limits(config):

@@ -128,7 +128,7 @@ def test_places_do_not_overlap(models):
         inside = sorted((p.offset, p.nbytes) for p in places.values() if p.use == use)
         ends = [offset + nbytes for offset, nbytes in inside]
         assert all(
-            end <= offset for end, (offset, _) in zip(ends, inside[1:] + [(total, 0)], strict=True)
+            end <= offset for end, (offset, _) in zip(ends, [*inside[1:], (total, 0)], strict=True)
         )
         assert all(offset % 256 == 0 for offset, _ in inside)
     assert used["kv"] == 2 * 2 * limits.n_blocks * 2 * 64 * 16 * 2  # K, V; layers; heads; f16
@@ -139,7 +139,11 @@ def test_too_little_memory_says_what_would_fit(models):
     limits = make_limits(config, 512, 1, 128)
     used = {"weights": 300 * 2**20, "kv": limits.n_blocks * 2**20, "buffers": 2**20}
     check_memory(used, limits, 2**30, "a card")
-    with pytest.raises(MemoryLimitError, match=r"needs 501 MiB .*weights 300 MiB, kv 8 MiB.*500 MiB are free; n_ctx=448 in place of 512 would fit"):
+    with pytest.raises(
+        MemoryLimitError,
+        match=r"needs 501 MiB .*weights 300 MiB, kv 8 MiB.*500 MiB are free; "
+        r"n_ctx=448 in place of 512 would fit",
+    ):
         check_memory(used, limits, 500 * 2**20, "a card")
     with pytest.raises(MemoryLimitError, match="a quantisation of 199 MiB or less would fit"):
         check_memory(used, limits, 400 * 2**20, "a card")
@@ -153,7 +157,9 @@ def test_an_error_of_the_device_ends_it(models):
     batch = make_batch([Piece(ids_of(5), 0, [1])])
     runner.forward(batch)
     gpu.broken = True
-    with pytest.raises(DeviceError, match=r"ILLEGAL_ADDRESS; load the model again, or use device='cpu'"):
+    with pytest.raises(
+        DeviceError, match=r"ILLEGAL_ADDRESS; load the model again, or use device='cpu'"
+    ):
         runner.forward(batch)
     gpu.broken = False
     with pytest.raises(DeviceError, match="ILLEGAL_ADDRESS; load the model again"):

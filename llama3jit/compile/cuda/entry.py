@@ -15,7 +15,7 @@ from llama3jit.ops.op import Op
 
 
 def argument_kinds(op: Op) -> list[str]:
-    """"i64" or "f32" for each argument of the op's kernel."""
+    """ "i64" or "f32" for each argument of the op's kernel."""
     given = [p for p in op.signature.parameters if not p.is_function]
     kinds = ["i64" if p.is_array or p.dtype == "i64" else "f32" for p in given]
     return kinds + ["i64"] * len(op.signature.dims)

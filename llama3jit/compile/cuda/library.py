@@ -47,14 +47,8 @@ def find_code(
     Raises CompileError with the compiler's own words when a unit does not compile, or naming the
     units that are not to be had.
     """
-    order, folder = rungs()
-    targets = list(targets_for(capability))
-    code = Code(targets[0])
     wanted = list(dict.fromkeys(units))
-    if "shipped" in order:
-        take_shipped(code, folder, targets, wanted)
-    if "cache" in order:
-        _take_cached(code, missing(code, wanted), "cache", cache.kept())
+    order, code = _what_is_there(wanted, capability)
     if "jit" in order and missing(code, wanted):
         _compile(code, missing(code, wanted), progress, again="cache" not in order)
     lacking = missing(code, wanted)
@@ -66,6 +60,27 @@ def find_code(
             f"{', '.join(order)} ({why})"
         )
     return code
+
+
+def survey(units: Sequence[Unit], capability: Capability) -> tuple[dict[Unit, str], dict[str, str]]:
+    """On which rung each unit would be found, and why a rung would be passed over. Compiles
+    nothing; what would have to be compiled is on the rung "jit", or on "none"."""
+    order, code = _what_is_there(units, capability)
+    rest = "jit" if "jit" in order and find_spec("numba_cuda") is not None else "none"
+    found = {unit: code.rung_of.get(unit, rest) for unit in units}
+    return found, code.reasons if missing(code, units) else {}
+
+
+def _what_is_there(wanted: Sequence[Unit], capability: Capability) -> tuple[list[str], Code]:
+    """The rungs to try, and what shipped code and the cache have."""
+    order, folder = rungs()
+    targets = list(targets_for(capability))
+    code = Code(targets[0])
+    if "shipped" in order:
+        take_shipped(code, folder, targets, wanted)
+    if "cache" in order:
+        _take_cached(code, missing(code, wanted), "cache", cache.kept())
+    return order, code
 
 
 def missing(code: Code, wanted: Sequence[Unit]) -> list[Unit]:
@@ -103,9 +118,7 @@ def _take_cached(code: Code, wanted: Sequence[Unit], rung: str, folder: Path) ->
     code.keep(found, code.target, rung)
 
 
-def _compile(
-    code: Code, wanted: Sequence[Unit], progress: Progress | None, *, again: bool
-) -> None:
+def _compile(code: Code, wanted: Sequence[Unit], progress: Progress | None, *, again: bool) -> None:
     """Compile what is missing; `again` if a file of the cache is not to be taken for it."""
     from llama3jit.compile.build import build
 

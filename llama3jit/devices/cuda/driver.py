@@ -138,7 +138,9 @@ class Gpu:
     def allow_shared(self, kernel: Any, size: int) -> None:
         """Let the kernel's blocks have that much dynamic shared memory."""
         if size > DEFAULT_SHARED:
-            attribute = self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            attribute = (
+                self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            )
             handle = self._cu.CUkernel(int(kernel.handle))
             device = called(self._cu.cuCtxGetDevice())
             called(self._cu.cuKernelSetAttribute(attribute, size, handle, device))

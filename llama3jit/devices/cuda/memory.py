@@ -61,9 +61,10 @@ def check_memory(used: dict[str, int], limits: Limits, free: int, name: str) -> 
     if needed <= free:
         return
     parts = ", ".join(f"{use} {_mib(size)}" for use, size in used.items())
+    advice = _advice(used, limits, free)
     raise MemoryLimitError(
         f"the model needs {_mib(needed)} of the memory of {name} ({parts}, and "
-        f"{_mib(RESERVE_BYTES)} for kernels), and {_mib(free)} are free; {_advice(used, limits, free)}"
+        f"{_mib(RESERVE_BYTES)} for kernels), and {_mib(free)} are free; {advice}"
     )
 
 

@@ -63,7 +63,9 @@ def find_card(ordinal: int = 0) -> Card:
     Raises DeviceError that says what is missing and what to do.
     """
     if not package_installed():
-        raise DeviceError(f"device 'cuda' needs the packages cuda-core and cuda-bindings: {INSTALL}")
+        raise DeviceError(
+            f"device 'cuda' needs the packages cuda-core and cuda-bindings: {INSTALL}"
+        )
     try:
         from cuda.bindings import driver
     except ImportError as error:
@@ -77,8 +79,20 @@ def find_card(ordinal: int = 0) -> Card:
     device = _asked(driver.cuDeviceGet(ordinal))
     kinds = driver.CUdevice_attribute
     capability = (
-        int(_asked(driver.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device))),
-        int(_asked(driver.cuDeviceGetAttribute(kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device))),
+        int(
+            _asked(
+                driver.cuDeviceGetAttribute(
+                    kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, device
+                )
+            )
+        ),
+        int(
+            _asked(
+                driver.cuDeviceGetAttribute(
+                    kinds.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR, device
+                )
+            )
+        ),
     )
     name = _asked(driver.cuDeviceGetName(128, device)).split(b"\0")[0].decode()
     if capability < OLDEST:

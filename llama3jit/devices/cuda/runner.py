@@ -57,7 +57,8 @@ class CudaRunner:
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """`gpu` is a driver.Gpu, which the runner owns from now on; `kernels` has a loaded kernel
-        for each unit of the plan as `lower_all` lowers it. `meanwhile` is called once, before the upload."""
+        for each unit of the plan as `lower_all` lowers it. `meanwhile` is called once, before the
+        upload."""
         self.limits = limits
         self._lower = partial(lower, plan, precision, portable=portable)
         self.lowered = lower_all(plan, precision, limits, portable=portable)
@@ -128,12 +129,10 @@ class CudaRunner:
         except Exception as error:
             # The driver reports an error of a kernel with every later call, so this is the end.
             self._failure = str(error)
-            raise DeviceError(
-                f"{error}; load the model again, or use device='cpu'"
-            ) from error
+            raise DeviceError(f"{error}; load the model again, or use device='cpu'") from error
         finally:
             self.begin()
-        logits = self._logits_host.view(np.float32)
+        logits: NDArray[np.float32] = self._logits_host.view(np.float32)
         n_vocab = self.limits.vocab_size
         return logits[: n_rows * n_vocab].reshape(n_rows, n_vocab)
 
