@@ -29,6 +29,10 @@ class Launch:
 
 # Op -> the module that holds its tuned kernel, and the variants that it has there.
 TUNED: dict[str, tuple[str, tuple[str, ...]]] = {}
+# The parameters of kernels that are no op's: what each makes, and then what of.
+FUSED: dict[str, str] = {}
+# The parameters of kernels that are no op's: what each makes, and then what of.
+FUSED: dict[str, str] = {}
 
 
 def kernel(op: str, variant: str) -> Any:
@@ -42,8 +46,8 @@ def launch(op: str, variant: str, dims: Mapping[str, int]) -> Launch:
     return found
 
 
-def variant_of(op: str, variant: str, tokens: int) -> str | None:
-    """The tuned variant of a plan's variant for so many tokens; None if there is none."""
+def variant_of(op: str, variant: str, dims: Mapping[str, int]) -> str | None:
+    """The tuned variant of a plan's variant for these dims; None if there is none."""
     if op not in TUNED:
         return None
     variants = TUNED[op][1]

@@ -78,7 +78,7 @@ def open_runner(
             plan,
             limits,
             Gpu(card),
-            precision=precision,
+            exact=precision == "exact",
             progress=progress,
             meanwhile=meanwhile,
         )

@@ -34,7 +34,7 @@ def opened(tiny: TinyModel, device: str = "cpu", **options: Any) -> Any:
 
         limits = make_limits(config, options.get("n_ctx", N_CTX), 8, 128)
         plan = build_plan(config, gguf.tensors, options["kv_dtype"])
-        return open_on_gpu(gguf, config, plan, limits, Gpu(0), precision="exact", portable=True)
+        return open_on_gpu(gguf, config, plan, limits, Gpu(0), exact=True, portable=True)
     options = {"n_ctx": N_CTX, "threads": 2, "max_sequences": 8, "max_tokens": 128} | options
     return open_runner(gguf, config, device=device, **options)
 

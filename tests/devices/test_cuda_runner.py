@@ -9,9 +9,10 @@ from float64_llama import forward
 from tiny_model import MIXED, tiny_model
 
 from llama3jit.devices.choose import make_limits
-from llama3jit.devices.cuda.lower import Shape, lower_all, shape_of
+from llama3jit.devices.cuda.lower import lower_all
 from llama3jit.devices.cuda.memory import check_memory, place_operands
 from llama3jit.devices.cuda.runner import CudaRunner
+from llama3jit.devices.cuda.shapes import Shape, shape_of
 from llama3jit.errors import (
     CancelledError,
     DeviceError,
@@ -36,7 +37,7 @@ def on_fake(tiny, gpu=None, kv_dtype="f32", n_ctx=192, max_sequences=8, max_toke
     limits = make_limits(config, n_ctx, max_sequences, max_tokens)
     plan = build_plan(config, gguf.tensors, kv_dtype)
     return CudaRunner(
-        gguf, config, plan, limits, gpu or FakeGpu(), kernels(), precision="exact", portable=True
+        gguf, config, plan, limits, gpu or FakeGpu(), kernels(), exact=True, portable=True
     )
 
 
@@ -123,7 +124,7 @@ def test_places_do_not_overlap(models):
     config = read_config(gguf)
     plan = build_plan(config, gguf.tensors)
     limits = make_limits(config, 192, 8, 128)
-    places, used = place_operands(lower_all(plan, "fast", limits), limits)
+    places, used = place_operands(lower_all(plan, limits, exact=False), limits)
     for use, total in used.items():
         inside = sorted((p.offset, p.nbytes) for p in places.values() if p.use == use)
         ends = [offset + nbytes for offset, nbytes in inside]

@@ -22,7 +22,7 @@ import kernels_cuda
 from llama3jit.compile.cache import suffixes, write_sealed
 from llama3jit.compile.cuda.entry import argument_kinds, portable_kernel
 from llama3jit.compile.cuda.targets import TARGETS, CudaTarget
-from llama3jit.compile.cuda.units import is_tuned, symbol
+from llama3jit.compile.cuda.units import is_tuned, signature_of, symbol
 from llama3jit.compile.units import Unit
 from llama3jit.errors import CompileError
 
@@ -44,14 +44,12 @@ def kernel_of(unit: Unit) -> Any:
     return portable_kernel(getattr(import_module(unit.module), unit.op), unit.variant)
 
 
-def signature_of(unit: Unit) -> Any:
+def numba_signature(unit: Unit) -> Any:
     """numba's signature of a unit's kernel."""
     from numba.cuda import types
 
-    from llama3jit import ops
-
     kinds = {"i64": types.int64, "f32": types.float32}
-    return types.void(*(kinds[kind] for kind in argument_kinds(ops.find(unit.op))))
+    return types.void(*(kinds[kind] for kind in argument_kinds(signature_of(unit.op))))
 
 
 def build(unit: Unit, target: CudaTarget) -> Built:
@@ -71,15 +69,16 @@ def compile_ptx(unit: Unit, target: CudaTarget) -> str:
         device = SimpleNamespace(compute_capability=target.capability, id=0)
         for asking in (api, dispatcher):
             asking.get_current_device = lambda: device
+        if is_tuned(unit):
+            import_module("kernels_cuda.ptx").CAPABILITY[0] = target.capability
         capability = (*target.capability, "a") if target.is_specific else target.capability
         ptx, _ = cuda.compile(
             kernel_of(unit),
-            signature_of(unit),
+            numba_signature(unit),
             cc=capability,
             device=False,
             abi="numba",
             output="ptx",
-            fastmath=is_tuned(unit),
         )
     found = ENTRY.findall(ptx)
     if len(found) != 1:

@@ -12,13 +12,14 @@ from typing import Any
 
 from llama3jit.compile.entry import dtype_of
 from llama3jit.ops.op import Op
+from llama3jit.ops.signature import Signature
 
 
-def argument_kinds(op: Op) -> list[str]:
-    """ "i64" or "f32" for each argument of the op's kernel."""
-    given = [p for p in op.signature.parameters if not p.is_function]
+def argument_kinds(signature: Signature) -> list[str]:
+    """What each argument of a kernel is, i64 or f32."""
+    given = [p for p in signature.parameters if not p.is_function]
     kinds = ["i64" if p.is_array or p.dtype == "i64" else "f32" for p in given]
-    return kinds + ["i64"] * len(op.signature.dims)
+    return kinds + ["i64"] * len(signature.dims)
 
 
 def kernel_source(op: Op, variant: str) -> str:

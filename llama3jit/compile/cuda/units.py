@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from functools import cache
+
 import kernels_cuda
 from llama3jit import ops
 from llama3jit.compile.units import Unit
+from llama3jit.ops.signature import Signature, parse_parameters
 
 # Ops that run on a GPU only where they have a tuned kernel.
 TUNED_ALONE = ("attention_chunks", "attention_merge", "matmul_int8", "pack", "quantize")
@@ -20,9 +25,18 @@ def portable_unit(op: str, variant: str) -> Unit:
     return Unit(f"llama3jit.ops.{ops.MODULES[op]}", op, variant)
 
 
-def tuned_unit(op: str, variant: str, n_tokens: int) -> Unit | None:
-    """The op's tuned kernel in this variant for so many tokens, if there is one."""
-    found = kernels_cuda.variant_of(op, variant, n_tokens)
+@cache
+def signature_of(op: str) -> Signature:
+    """The signature of an op, or of several in one kernel."""
+    if op not in kernels_cuda.FUSED:
+        return ops.find(op).signature
+    found = re.findall(r"(\w+): (\w+(?:\[[^\]]*\])?)", kernels_cuda.FUSED[op])
+    return Signature(parse_parameters(op, dict(found)), "")
+
+
+def tuned_unit(op: str, variant: str, dims: Mapping[str, int]) -> Unit | None:
+    """The op's tuned kernel in this variant for these dims (T, head_dim), if there is one."""
+    found = kernels_cuda.variant_of(op, variant, dims)
     return None if found is None else Unit(kernels_cuda.TUNED[op][0], op, found)
 
 

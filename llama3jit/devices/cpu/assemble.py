@@ -73,7 +73,7 @@ def assemble(
             elif not parameter.is_function:
                 number = float(row.operands[parameter.name])
                 record[index[parameter.name]] = _bits(parameter.dtype, number)
-        for dim_name, dim in bind_dims(op, row, operands).items():
+        for dim_name, dim in bind_dims(op.signature, row, operands).items():
             record[index[f"dim {dim_name}"]] = dims.address(dim)
         words.extend(record)
     return np.array(words, np.int64)

@@ -16,6 +16,7 @@ from llama3jit.errors import DeviceError
 
 Bytes = NDArray[np.uint8]
 
+OVERLAPPING = (9, 0)  # the first devices on which a kernel may start while another ends
 DEFAULT_SHARED = 48 * 1024  # bytes of shared memory that a block may have without being asked for
 
 
@@ -54,6 +55,7 @@ class Gpu:
         self._memory: list[int] = []
         self._pinned: list[int] = []
         self._images: list[Any] = []
+        self._shared: dict[int, int] = {}  # bytes that a kernel may have, where it asked
         self.name = str(self._device.name)
         major, minor = self._device.compute_capability
         self.capability = (int(major), int(minor))
@@ -135,21 +137,37 @@ class Gpu:
         self._images.append(code)
         return kernel
 
-    def allow_shared(self, kernel: Any, size: int) -> None:
+    def _allow_shared(self, kernel: Any, size: int) -> None:
         """Let the kernel's blocks have that much dynamic shared memory."""
-        if size > DEFAULT_SHARED:
-            attribute = (
-                self._cu.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            )
-            handle = self._cu.CUkernel(int(kernel.handle))
+        handle = int(kernel.handle)
+        if self._shared.get(handle, DEFAULT_SHARED) < size:
+            kinds = self._cu.CUfunction_attribute
+            attribute = kinds.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             device = called(self._cu.cuCtxGetDevice())
-            called(self._cu.cuKernelSetAttribute(attribute, size, handle, device))
+            kernel_handle = self._cu.CUkernel(handle)
+            called(self._cu.cuKernelSetAttribute(attribute, size, kernel_handle, device))
+            self._shared[handle] = size
 
-    def launch(self, kernel: Any, shape: Launch, arguments: Sequence[int | np.float32]) -> None:
-        """Run a kernel, in order; ints are int64."""
+    def launch(
+        self,
+        kernel: Any,
+        shape: Launch,
+        arguments: Sequence[int | np.float32],
+        *,
+        overlap: bool = False,
+    ) -> None:
+        """Run a kernel, in order; ints are int64. With `overlap` it may start before the one in
+        front has ended, and waits for it itself, where the device has that."""
         from cuda.core import LaunchConfig, launch
 
-        config = LaunchConfig(grid=shape.grid, block=shape.block, shmem_size=shape.shared)
+        if shape.shared > DEFAULT_SHARED:
+            self._allow_shared(kernel, shape.shared)
+        config = LaunchConfig(
+            grid=shape.grid,
+            block=shape.block,
+            shmem_size=shape.shared,
+            programmatic_stream_serialization=overlap and self.capability >= OVERLAPPING,
+        )
         try:
             launch(self._stream, config, kernel, *arguments)
         except Exception as error:

@@ -1,153 +1,165 @@
-"""A plan for a GPU: a kernel for every row, tuned where there is one. Pure functions."""
+"""A plan for a GPU: a kernel for every row, tuned where there is one, with several rows in one
+where there is such a kernel. Pure functions from plan to plan."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import prod
 
 import kernels_cuda
 from kernels_cuda import Launch
 from llama3jit import ops
-from llama3jit.compile.cuda.units import is_tuned, portable_unit, tuned_unit
+from llama3jit.compile.cuda.units import is_tuned, signature_of, tuned_unit
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.bind import bind_dims
+from llama3jit.devices.cuda.shapes import counts_up_to
 from llama3jit.model.plan import Operand, Plan, Row
 
 THREADS = 64  # of a block of a portable kernel
 MOST_BLOCKS = 65536  # of a portable kernel's grid; its threads stride over what is more
+
+# Tuned kernels that are as exact as the portable ones: float32 in, out and between.
+EXACT = ("add", "add_bias", "embed", "rmsnorm", "rope", "rope_angles", "select_rows", "swiglu")
 # Ops that know how the cache is laid out: all tuned, or none.
 CACHE_OPS = ("kv_append", "attention")
+# Tokens up to which attention is summed by chunks; their sums take memory for each token.
+FEW = 64
+MOST_SHARED_HEADS = 16  # query heads to a KV head, for the tuned attention
+INT8 = {"xq": ("i8", 1), "xs": ("f32", 32), "xsum": ("i32", 16), "xtotal": ("f32", 32)}
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What a graph is made for: tokens, rows of logits, sequences, and blocks of a sequence, each
-    as many or more than a batch has."""
+class Part:
+    """A weight of the file in a packed operand: its name, its format, and where it begins."""
 
-    n_tokens: int
-    n_rows: int
-    n_sequences: int
-    n_blocks: int
+    weight: str
+    variant: str
+    offset: int  # bytes
+    nbytes: int
 
 
 @dataclass(slots=True)
 class Lowered:
-    """Rows in order, the compiled unit of each, and all operands.
-
-    `packed` maps the name of a packed operand to the weight it is made of and its format.
-    """
+    """Rows in order, the compiled unit of each, and all operands. `packed` has, for each packed
+    operand, the weights that it is made of."""
 
     rows: list[Row] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
     operands: dict[str, Operand] = field(default_factory=dict)
-    packed: dict[str, tuple[str, str]] = field(default_factory=dict)
+    packed: dict[str, list[Part]] = field(default_factory=dict)
 
     def append(self, row: Row, unit: Unit) -> None:
         self.rows.append(row)
         self.units.append(unit)
 
 
-def lower(
-    plan: Plan, precision: str, n_tokens: int, n_rows: int, *, portable: bool = False
-) -> Lowered:
-    """Choose a kernel for every row of a pass of so many tokens and rows of logits; without rows
-    it ends when the cache is filled. `portable` takes none of the tuned kernels."""
-    lowered = Lowered(operands=dict(plan.operands))
-    counts = {"T": n_tokens, "R": max(n_rows, 1)}
-    exact = portable or precision == "exact"
-    variants = [(row.op, row.variant) for row in plan.rows if row.op in CACHE_OPS]
-    tuned_cache = all(tuned_unit(*variant, n_tokens) is not None for variant in variants)
-    last = max(i for i, row in enumerate(plan.rows) if row.op == "kv_append" or n_rows)
-    for row in plan.rows[: last + 1]:
-        tokens = counts[str(plan.operands[str(first_operand(row))].shape[0])]
-        unit = None
-        if not exact and (tuned_cache or row.op not in CACHE_OPS):
-            unit = tuned_unit(row.op, row.variant, tokens)
-        lowered.append(row, unit or portable_unit(row.op, row.variant))
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a plan is lowered for: numbers of tokens and of rows of logits; whether activations stay
+    in float32, and whether tuned kernels may be taken at all."""
+
+    n_tokens: int
+    n_rows: int
+    exact: bool = False
+    portable: bool = False
+
+
+def lower(plan: Plan, choice: Choice) -> Lowered:
+    """Choose a kernel for every row; without rows of logits it ends when the cache is filled."""
+    from llama3jit.devices.cuda.fuse import Lowering
+
+    lowering = Lowering(plan, choice)
+    lowering.run()
+    lowered = lowering.lowered
     used = {value for row in lowered.rows for value in row.operands.values()}
     lowered.operands = {name: value for name, value in lowered.operands.items() if name in used}
+    lowered.packed = {name: parts for name, parts in lowered.packed.items() if name in used}
     return lowered
 
 
-def first_operand(row: Row) -> str:
-    """The operand whose first dim is the tokens, or rows, that a row works on."""
-    op = ops.find(row.op)
-    parameter = op.signature.parameters[op.outputs if row.op == "kv_append" else 0]
-    return str(row.operands[parameter.name])
-
-
-def lower_all(plan: Plan, precision: str, limits: Limits, *, portable: bool = False) -> Lowered:
-    """All units and operands that passes of any number of tokens have."""
+def lower_all(plan: Plan, limits: Limits, *, exact: bool, portable: bool = False) -> Lowered:
+    """All units, operands and packed weights that passes of any number of tokens have, and the
+    units that pack."""
     every = Lowered()
-    count = 1
-    while True:
-        count = min(count, limits.max_tokens)
-        lowered = lower(plan, precision, count, count, portable=portable)
+    for count in counts_up_to(limits.max_tokens):
+        lowered = lower(plan, Choice(count, count, exact, portable))
         for row, unit in zip(lowered.rows, lowered.units, strict=True):
             if unit not in every.units:
                 every.append(row, unit)
         every.operands |= lowered.operands
         every.packed |= lowered.packed
-        if count == limits.max_tokens:
-            return every
-        count *= 2
+    return every
 
 
-def shape_of(limits: Limits, n_tokens: int, n_rows: int, n_blocks: int) -> Shape:
-    """The shape for a batch: the next powers of two, of blocks those of four, so that few graphs
-    serve all batches."""
-    tokens = min(_power(2, n_tokens), limits.max_tokens)
-    return Shape(
-        n_tokens=tokens,
-        n_rows=min(_power(2, n_rows), limits.max_logits_rows) if n_rows else 0,
-        n_sequences=min(tokens, limits.max_sequences),
-        n_blocks=min(_power(4, n_blocks), most_blocks(limits)),
-    )
+def packers(lowered: Lowered) -> list[Unit]:
+    """The units that make the packed weights."""
+    variants = dict.fromkeys(part.variant for parts in lowered.packed.values() for part in parts)
+    return [pack_unit(variant) for variant in variants]
 
 
-def largest_shape(limits: Limits) -> Shape:
-    """One that no batch exceeds."""
-    return Shape(
-        limits.max_tokens, limits.max_logits_rows, limits.max_sequences, most_blocks(limits)
-    )
+def pack_unit(variant: str) -> Unit:
+    """The unit that packs a format."""
+    return Unit(kernels_cuda.TUNED["pack"][0], "pack", variant)
 
 
-def most_blocks(limits: Limits) -> int:
-    """KV blocks of one sequence."""
-    return -(-limits.n_ctx // limits.block_tokens)
+def fit_limits(plan: Plan, limits: Limits, *, exact: bool, portable: bool = False) -> Limits:
+    """The limits with as many tokens a pass as the tuned kernels take, where there are such for
+    few tokens alone."""
+    most = limits.max_tokens
+    for row in plan.rows:
+        if exact or portable or row.op != "matmul" or product_op(row.variant, 1) is None:
+            continue
+        fitting = [n for n in counts_up_to(most) if product_op(row.variant, n) is not None]
+        most = max(fitting)
+    if has_tuned_cache(plan, exact=exact, portable=portable):
+        most = min(most, FEW)
+    most = max(most, limits.max_sequences)
+    rows = max(min(limits.max_logits_rows, most), limits.max_sequences)
+    return replace(limits, max_tokens=min(most, limits.max_tokens), max_logits_rows=rows)
 
 
-def _power(base: int, n: int) -> int:
-    """The least power of the base that is n or more."""
-    power = 1
-    while power < n:
-        power *= base
-    return power
+def product_op(variant: str, n_tokens: int) -> str | None:
+    """The op whose tuned kernel multiplies so many tokens by a weight of a format."""
+    for op in ("matmul_int8", "matmul"):
+        if tuned_unit(op, variant, {"T": n_tokens}) is not None:
+            return op
+    return None
 
 
-def sizes_of(shape: Shape, limits: Limits) -> dict[str, int]:
-    """What each symbol of a plan is in a pass of this shape."""
+def has_tuned_cache(plan: Plan, *, exact: bool, portable: bool) -> bool:
+    """Whether the tuned kernels that fill and read the cache can be taken."""
+    if exact or portable:
+        return False
+    for row in plan.rows:
+        if row.op == "kv_append" and tuned_unit(row.op, row.variant, {}) is None:
+            return False
+        if row.op == "attention":
+            _, heads, head_dim = plan.operands[str(row.operands["q"])].shape
+            kv_heads = plan.operands[str(row.operands["v_cache"])].shape[1]
+            dims = {"head_dim": int(head_dim)}
+            chunks = tuned_unit("attention_chunks", row.variant, dims)
+            merge = tuned_unit("attention_merge", "", dims)
+            if chunks is None or merge is None or int(heads) > MOST_SHARED_HEADS * int(kv_heads):
+                return False
+    return True
+
+
+def int8_operands(shape: tuple[int | str, ...]) -> dict[str, tuple[str, Operand]]:
+    """For each int8 parameter the name and the operand that hold activations of this shape."""
+    rows, *rest = shape
+    n = prod(int(dim) for dim in rest)
     return {
-        "T": shape.n_tokens,
-        "R": max(shape.n_rows, 1),
-        "S": shape.n_sequences,
-        "B": shape.n_blocks,
-        "n_blocks": limits.n_blocks,
+        key: (f"{key}.{rows}.{n}", Operand("buffer", dtype, (rows, n // each)))
+        for key, (dtype, each) in INT8.items()
     }
-
-
-def extent(operand: Operand, sizes: Mapping[str, int]) -> int:
-    """How many values an operand has."""
-    count = 1
-    for dim in operand.shape:
-        count *= sizes[dim] if isinstance(dim, str) else dim
-    return count
 
 
 def dims_of(row: Row, operands: Mapping[str, Operand], sizes: Mapping[str, int]) -> dict[str, int]:
     """The number that each dim of the row's op is."""
-    bound = bind_dims(ops.find(row.op), row, operands)
+    # Tuned kernels keep keys as values lie; the values' shape has all dims of both.
+    bound = bind_dims(signature_of(row.op), row, operands, skip=("k_cache",))
     return {name: sizes[dim] if isinstance(dim, str) else dim for name, dim in bound.items()}
 
 
@@ -155,6 +167,13 @@ def launch_of(unit: Unit, dims: Mapping[str, int]) -> Launch:
     """How to launch a unit's kernel on these dims."""
     if is_tuned(unit):
         return kernels_cuda.launch(unit.op, unit.variant, dims)
-    items = ops.find(unit.op).signature.count(dims)
+    items = signature_of(unit.op).count(dims)
     blocks = min(max(1, -(-items // THREADS)), MOST_BLOCKS)
     return Launch((blocks, 1, 1), (THREADS, 1, 1))
+
+
+def written(row: Row) -> list[str]:
+    """The operands that a row of a plan writes."""
+    op = ops.find(row.op)
+    names = [parameter.name for parameter in op.signature.parameters[: op.outputs]]
+    return [str(row.operands[name]) for name in names]

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from llama3jit.devices import Limits
-from llama3jit.devices.cuda.lower import Lowered, extent, largest_shape, sizes_of
+from llama3jit.devices.cuda.lower import Lowered
+from llama3jit.devices.cuda.shapes import extent, largest_shape, sizes_of
 from llama3jit.errors import MemoryLimitError
 from llama3jit.model.plan import Operand
 from llama3jit.ops.signature import DTYPES

@@ -10,29 +10,29 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llama3jit import ops
 from llama3jit.compile.cuda.library import find_code
-from llama3jit.compile.cuda.units import symbol
+from llama3jit.compile.cuda.units import is_tuned, signature_of, symbol
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cuda.lower import (
-    Shape,
+    Choice,
     dims_of,
-    largest_shape,
+    fit_limits,
     launch_of,
     lower,
     lower_all,
-    shape_of,
-    sizes_of,
+    pack_unit,
+    packers,
 )
 from llama3jit.devices.cuda.memory import check_memory, nbytes_of, place_operands
+from llama3jit.devices.cuda.shapes import Shape, largest_shape, shape_of, sizes_of
 from llama3jit.devices.cuda.upload import Uploader
 from llama3jit.errors import CancelledError, DeviceError
 from llama3jit.model import weights
 from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
-from llama3jit.model.plan import Plan, Row
+from llama3jit.model.plan import Operand, Plan, Row
 
 if TYPE_CHECKING:
     from llama3jit.compile.build import Progress
@@ -52,16 +52,17 @@ class CudaRunner:
         gpu: Any,
         kernels: Mapping[Unit, Any],
         *,
-        precision: str,
+        exact: bool,
         portable: bool = False,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """`gpu` is a driver.Gpu, which the runner owns from now on; `kernels` has a loaded kernel
-        for each unit of the plan as `lower_all` lowers it. `meanwhile` is called once, before the
-        upload."""
+        for each unit of the plan as `lower_all` lowers it, and for those that pack. `meanwhile` is
+        called once, before the upload."""
         self.limits = limits
-        self._lower = partial(lower, plan, precision, portable=portable)
-        self.lowered = lower_all(plan, precision, limits, portable=portable)
+        self._plan = plan
+        self._choice = partial(Choice, exact=exact, portable=portable)
+        self.lowered = lower_all(plan, limits, exact=exact, portable=portable)
         self.gpu = gpu
         self._kernels = kernels
         self._cancelled = threading.Event()
@@ -103,9 +104,36 @@ class CudaRunner:
                     uploader.upload(self._address(name), weights.vector(gguf, name))
                 elif operand.kind == "table":
                     uploader.upload(self._address(name), weights.frequencies(gguf, config))
+            self._pack(gguf, uploader)
         finally:
             uploader.close()
         self.gpu.synchronize()
+
+    def _pack(self, gguf: Any, uploader: Uploader) -> None:
+        """Upload weights one by one to where there is room for the largest, and pack them."""
+        parts = [
+            (self._address(name) + part.offset, part)
+            for name, packed in self.lowered.packed.items()
+            for part in packed
+        ]
+        if not parts:
+            return
+        room = self.gpu.allocate(max(gguf.tensors[part.weight].nbytes for _, part in parts))
+        for address, part in parts:
+            tensor = gguf.tensors[part.weight]
+            n = int(tensor.shape[1])
+            row_bytes = tensor.nbytes // n
+            raw = Operand("weight", "u8", (n, row_bytes))
+            uploader.upload(room, weights.matrix(gguf, part.weight, raw))
+            gguf.release(part.weight)
+            unit, dims = (
+                pack_unit(part.variant),
+                {"size": part.nbytes, "N": n, "row_bytes": row_bytes},
+            )
+            arguments = [address, room, *dims.values()]
+            self.gpu.launch(self._kernels[unit], launch_of(unit, dims), arguments)
+        self.gpu.synchronize()
+        self.gpu.release(room)
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""
@@ -139,13 +167,21 @@ class CudaRunner:
     def _captured(self, shape: Shape) -> tuple[Any, dict[str, NDArray[Any]]]:
         """The graph for a shape, and the arrays in pinned memory that it reads a batch from."""
         held, addresses, nbytes = self._batch_arrays(shape)
-        lowered = self._lower(shape.n_tokens, shape.n_rows)
+        lowered = lower(self._plan, self._choice(shape.n_tokens, shape.n_rows))
+        sizes = sizes_of(shape, self.limits)
         logits = self._logits_host[: 4 * shape.n_rows * self.limits.vocab_size]
 
         def work() -> None:
             self.gpu.upload(self._batch_address, self._batch_host[:nbytes])
+            overlap = False  # the first waits for the copy
             for row, unit in zip(lowered.rows, lowered.units, strict=True):
-                self._launch(row, unit, shape, addresses)
+                dims = dims_of(row, lowered.operands, sizes)
+                arguments = self._arguments(row, addresses, dims)
+                launch = launch_of(unit, dims)
+                self.gpu.launch(
+                    self._kernels[unit], launch, arguments, overlap=overlap and is_tuned(unit)
+                )
+                overlap = True
             if logits.nbytes:
                 self.gpu.download(logits, self._address("logits"))
 
@@ -165,22 +201,21 @@ class CudaRunner:
                 at += nbytes
         return held, addresses, at
 
-    def _launch(
-        self, row: Row, unit: Unit, shape: Shape, batch_addresses: Mapping[str, int]
-    ) -> None:
-        op = ops.find(row.op)
+    def _arguments(
+        self, row: Row, batch: Mapping[str, int], dims: Mapping[str, int]
+    ) -> list[int | np.float32]:
+        """The arguments of a row's kernel; `batch` has the addresses of the arrays of a batch."""
+        signature = signature_of(row.op)
         arguments: list[int | np.float32] = []
-        for parameter in op.signature.parameters:
+        for parameter in signature.parameters:
             value = row.operands.get(parameter.name)
             if parameter.is_array:
                 name = str(value)
-                arguments.append(batch_addresses.get(name) or self._address(name))
+                arguments.append(batch[name] if name in batch else self._address(name))
             elif not parameter.is_function:
                 number = float(value)  # type: ignore[arg-type]
                 arguments.append(int(number) if parameter.dtype == "i64" else np.float32(number))
-        dims = dims_of(row, self.lowered.operands, sizes_of(shape, self.limits))
-        arguments += [dims[name] for name in op.signature.dims]
-        self.gpu.launch(self._kernels[unit], launch_of(unit, dims), arguments)
+        return [*arguments, *(dims[name] for name in signature.dims)]
 
     def _stop_if_cancelled(self) -> None:
         if self._cancelled.is_set():
@@ -221,26 +256,36 @@ def open_on_gpu(
     limits: Limits,
     gpu: Any,
     *,
-    precision: str,
+    exact: bool,
     portable: bool = False,
     progress: Progress | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> CudaRunner:
-    """Load a model on an open device, which is closed if that fails. `portable` takes none of the
-    tuned kernels.
+    """Load a model on an open device, which is closed if that fails. `exact` keeps activations in
+    float32; `portable` takes none of the tuned kernels.
 
     Raises MemoryLimitError before anything is compiled or uploaded, CompileError, DeviceError.
     """
-    ways: dict[str, Any] = {"precision": precision, "portable": portable}
     try:
-        lowered = lower_all(plan, limits=limits, **ways)
+        limits = fit_limits(plan, limits, exact=exact, portable=portable)
+        lowered = lower_all(plan, limits, exact=exact, portable=portable)
         check_memory(place_operands(lowered, limits)[1], limits, gpu.memory()[0], gpu.name)
-        code = find_code(lowered.units, gpu.capability, progress)
+        code = find_code([*lowered.units, *packers(lowered)], gpu.capability, progress)
         kernels = {
             unit: gpu.load(image, code.is_ptx[unit], symbol(unit))
             for unit, image in code.images.items()
         }
+        return CudaRunner(
+            gguf,
+            config,
+            plan,
+            limits,
+            gpu,
+            kernels,
+            exact=exact,
+            portable=portable,
+            meanwhile=meanwhile,
+        )
     except BaseException:
         gpu.close()
         raise
-    return CudaRunner(gguf, config, plan, limits, gpu, kernels, meanwhile=meanwhile, **ways)
