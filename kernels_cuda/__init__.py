@@ -27,12 +27,83 @@ class Launch:
     shared: int = 0
 
 
+# Formats whose products with int8 activations have a kernel.
+INT8 = ("q4_0", "q8_0", "q4_k")
+# Formats that are packed as they are.
+FLOATS = ("f16", "bf16")
+# Numbers of tokens that the kernels for few tokens are made for.
+FEW = (1, 8, 16, 32, 64)
+
+
+# Sizes of a head that attention has kernels for.
+HEAD_DIMS = (64, 128)
+# Formats that a row of a weight can be read from as it lies in the file.
+READABLE = (
+    *("f64", "f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1"),
+    *("q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "iq4_nl", "iq4_xs", "mxfp4", "nvfp4"),
+    *("iq2_xxs", "iq2_xs", "iq2_s", "iq3_xxs", "iq3_s", "iq1_s", "iq1_m", "tq1_0", "tq2_0"),
+)
+
+
+def _each(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[str, ...]:
+    return tuple(f"{name}:{size}" for name in names for size in sizes)
+
+
 # Op -> the module that holds its tuned kernel, and the variants that it has there.
-TUNED: dict[str, tuple[str, tuple[str, ...]]] = {}
+TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "add": ("kernels_cuda.elementwise", ("",)),
+    "add_bias": ("kernels_cuda.elementwise", ("",)),
+    "attention_chunks": ("kernels_cuda.attention", _each(("f16",), HEAD_DIMS)),
+    "attention_merge": ("kernels_cuda.attention", _each(("",), HEAD_DIMS)),
+    "embed": ("kernels_cuda.elementwise", READABLE),
+    "kv_append": ("kernels_cuda.elementwise", ("f16",)),
+    "matmul": ("kernels_cuda.matmul", _each(FLOATS, FEW)),
+    "matmul_int8": ("kernels_cuda.matmul", _each(INT8, FEW)),
+    "pack": ("kernels_cuda.pack", (*INT8, *FLOATS)),
+    "quantize": ("kernels_cuda.quantize", ("",)),
+    "rmsnorm": ("kernels_cuda.norm", ("",)),
+    "rope": ("kernels_cuda.elementwise", ("",)),
+    "rope_angles": ("kernels_cuda.elementwise", ("",)),
+    "select_rows": ("kernels_cuda.elementwise", ("",)),
+    "swiglu": ("kernels_cuda.elementwise", ("",)),
+    # Several ops in one, whose signatures are in FUSED.
+    "add_rmsnorm": ("kernels_cuda.norm", ("",)),
+    "add_rmsnorm_quantize": ("kernels_cuda.norm", ("",)),
+    "attention_merge_quantize": ("kernels_cuda.attention", _each(("",), HEAD_DIMS)),
+    "read_sweep": ("kernels_cuda.sweep", ("",)),
+    "rmsnorm_quantize": ("kernels_cuda.norm", ("",)),
+    "rope_append": ("kernels_cuda.elementwise", ("f16",)),
+    "swiglu_quantize": ("kernels_cuda.feed", ("",)),
+}
+
+_INT8_ROWS = "xq: i8[T, K], xs: f32[T, blocks], xsum: i32[T, halves], xtotal: f32[T, blocks], "
+_WHERE = "positions: i32[T], seq_of: i32[T], block_tables: i32[S, B]"
+_CACHES = (
+    "k_cache: u16[n_blocks, kv_heads, block_tokens, head_dim], "
+    "v_cache: u16[n_blocks, kv_heads, block_tokens, head_dim], "
+)
 # The parameters of kernels that are no op's: what each makes, and then what of.
-FUSED: dict[str, str] = {}
-# The parameters of kernels that are no op's: what each makes, and then what of.
-FUSED: dict[str, str] = {}
+FUSED = {
+    # x += y; out = rmsnorm(x)
+    "add_rmsnorm": "x: f32[T, K], out: f32[T, K], y: f32[T, K], weight: f32[K], eps: f32",
+    # x += y; quantize(rmsnorm(x))
+    "add_rmsnorm_quantize": "x: f32[T, K], " + _INT8_ROWS + "y: f32[T, K], weight: f32[K], eps: f32",
+    # quantize(attention_merge(sums, weights)), with K = heads * head_dim
+    "attention_merge_quantize": _INT8_ROWS
+    + "sums: f32[few, heads, chunks, head_dim], weights: f32[few, heads, chunks, 2]",
+    # reads all of data
+    "read_sweep": "out: i32[n], data: u8[size]",
+    # quantize(rmsnorm(x))
+    "rmsnorm_quantize": _INT8_ROWS + "x: f32[T, K], weight: f32[K], eps: f32",
+    # q = rope of the first heads of qkv; rope of the next ones, and the last ones, to the caches:
+    # all_heads = heads + 2 * kv_heads
+    "rope_append": "q: f32[T, heads, head_dim], "
+    + _CACHES
+    + "qkv: f32[T, all_heads, head_dim], turns: f32[T, half, 2], "
+    + _WHERE,
+    # quantize(swiglu(gate_up[:, 0], gate_up[:, 1]))
+    "swiglu_quantize": _INT8_ROWS + "gate_up: f32[T, 2, K]",
+}
 
 
 def kernel(op: str, variant: str) -> Any:
@@ -53,4 +124,9 @@ def variant_of(op: str, variant: str, dims: Mapping[str, int]) -> str | None:
     variants = TUNED[op][1]
     if variant in variants:
         return variant
+    sizes = HEAD_DIMS if "head_dim" in dims else [size for size in FEW if size >= dims["T"]]
+    wanted = dims.get("head_dim")
+    for size in sizes:
+        if f"{variant}:{size}" in variants and wanted in (None, size):
+            return f"{variant}:{size}"
     return None

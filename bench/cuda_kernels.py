@@ -1,0 +1,199 @@
+"""Tuned GPU kernels one by one, and a decode step of a Llama-3-8B shape made of them, beside a read
+sweep of the memory in the same run.
+
+    python -m bench.cuda_kernels CUBINS [--parts sweep,products,steps,prefill]
+
+CUBINS is a folder of them, one a kernel, as tests/kernels_cuda/compiling.py makes. Weights are
+random bytes; each product goes over as many of them as are far larger than the cache. Times are
+medians of graphs of many launches, with programmatic dependent launch, as a model's step has it.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+import kernels_cuda
+from bench.cuda_launch import Gpu, dims_of, signature
+from kernels_cuda.layouts import packed_shape
+
+EMBD, FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 4096, 14336, 32, 8, 128, 128256, 32
+QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
+SHAPES = ((QKV, EMBD), (EMBD, EMBD), (1024, EMBD), (FF, EMBD), (2 * FF, EMBD), (EMBD, FF))
+HEAD = (VOCAB, EMBD)
+PERIOD = 3_000_000_000  # bytes of weights that launches go round
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+class Bench:
+    """A GPU, a pool of random bytes, and buffers by name."""
+
+    def __init__(self, cubins: Path, pool: int) -> None:
+        self.gpu = Gpu(cubins)
+        self.pool, self.size = self.gpu.alloc(pool), pool
+        chunk = np.random.default_rng(0).integers(0, 255, 1 << 26, np.uint8)
+        for at in range(0, pool - chunk.nbytes, chunk.nbytes):
+            self.gpu.cuda.cuMemcpyHtoD(self.pool + at, chunk.ctypes.data, chunk.nbytes)
+        self.buffers: dict[str, int] = {}
+        self.overlap = True
+
+    def buffer(self, name: str, size: int) -> int:
+        key = f"{name} {size}"
+        if key not in self.buffers:
+            self.buffers[key] = self.gpu.put(np.full(size, 0x3C, np.uint8))
+        return self.buffers[key]
+
+    def row(self, op: str, variant: str, shapes: Shapes, **given: int | float) -> None:
+        """Launch an op on buffers of these shapes, except what is given."""
+        dims = dims_of(op, shapes)
+        values: list[int | float] = []
+        for name, dtype, symbols in signature(op):
+            if name in given:
+                values.append(given[name])
+            else:
+                size = {"f64": 8, "i64": 8, "u16": 2, "u8": 1, "i8": 1}.get(dtype, 4)
+                values.append(self.buffer(name, int(np.prod(shapes[name])) * size))
+                assert symbols
+        tuned = kernels_cuda.variant_of(op, variant, dims)
+        assert tuned is not None, (op, variant, dims)
+        self.gpu.launch(op, tuned, values, dims, overlap=self.overlap)
+
+
+def int8_shapes(t: int, k: int) -> dict[str, tuple[int, ...]]:
+    return {"xq": (t, k), "xs": (t, k // 32), "xsum": (t, k // 16), "xtotal": (t, k // 32)}
+
+
+def product(bench: Bench, variant: str, t: int, n: int, k: int, weight: int) -> None:
+    shape = packed_shape(variant, n, k)
+    if variant in kernels_cuda.FLOATS:
+        bench.row("matmul", variant, {"out": (t, n), "weight": shape, "x": (t, k)}, weight=weight)
+    else:
+        shapes = {"out": (t, n), "weight": shape, **int8_shapes(t, k)}
+        bench.row("matmul_int8", variant, shapes, weight=weight)
+
+
+def sweep(bench: Bench) -> float:
+    """Bytes a second of a plain read."""
+    size = min(bench.size, 1 << 32)
+
+    def fill() -> None:
+        bench.row("read_sweep", "", {"out": (256,), "data": (size,)}, data=bench.pool)
+
+    return size / bench.gpu.seconds(fill)
+
+
+def products(bench: Bench, variants: list[str], tokens: list[int]) -> None:
+    print("| product, GB/s of weights |", " | ".join(f"{n} x {k}" for n, k in (*SHAPES, HEAD)), "|")
+    for variant in variants:
+        for t in tokens:
+            cells = []
+            for n, k in (*SHAPES, HEAD):
+                size = int(np.prod(packed_shape(variant, n, k)))
+                count = max(2, min(40, min(PERIOD, bench.size) // size))
+
+                def fill(n: int = n, k: int = k, size: int = size, count: int = count) -> None:
+                    for i in range(count):
+                        product(bench, variant, t, n, k, bench.pool + i * size)
+
+                cells.append(f"{size * count / bench.gpu.seconds(fill) / 1e9:.0f}")
+            print(f"| {variant} T={t} |", " | ".join(cells), "|", flush=True)
+
+
+def step(bench: Bench, variant: str, t: int, context: int) -> None:
+    """All rows of a decode step of t sequences, each with so many tokens."""
+    quantised = variant not in kernels_cuda.FLOATS
+    chunks = -(-context // 64)
+    at = bench.pool
+
+    def weight(n: int, k: int) -> int:
+        nonlocal at
+        found = at
+        at += int(np.prod(packed_shape(variant, n, k)))
+        return found
+
+    vector = {"weight": (EMBD,)}
+    norm: dict[str, tuple[int, ...]] = {"x": (t, EMBD), "y": (t, EMBD), **vector}
+    cache = (t * chunks, KV_HEADS, 64, HEAD_DIM)
+    where = {"positions": (t,), "seq_of": (t,), "block_tables": (t, chunks)}
+    caches = {"k_cache": cache, "v_cache": cache}
+    positions = bench.buffers.setdefault(
+        f"positions {t} {context}", bench.gpu.put(np.full(t, context - 1, np.int32))
+    )
+    numbers = {
+        "positions": positions,
+        "seq_of": bench.buffers.setdefault(f"seqs {t}", bench.gpu.put(np.arange(t, dtype=np.int32))),
+        "block_tables": bench.buffers.setdefault(
+            f"tables {t} {chunks}", bench.gpu.put(np.arange(t * chunks, dtype=np.int32))
+        ),
+    }
+    parts = {"sums": (t, HEADS, chunks, HEAD_DIM), "weights": (t, HEADS, chunks, 2)}
+    for _ in range(LAYERS):
+        name = "add_rmsnorm_quantize" if quantised else "add_rmsnorm"
+        made = int8_shapes(t, EMBD) if quantised else {"out": (t, EMBD)}
+        bench.row(name, "", {**norm, **made}, eps=1e-5)
+        product(bench, variant, t, QKV, EMBD, weight(QKV, EMBD))
+        bench.row(
+            "rope_append", "f16",
+            {"q": (t, HEADS, HEAD_DIM), **caches, "qkv": (t, HEADS + 2 * KV_HEADS, HEAD_DIM),
+             "turns": (t, HEAD_DIM // 2, 2), **where}, **numbers,
+        )  # fmt: skip
+        bench.row(
+            "attention_chunks", "f16",
+            {**parts, "q": (t, HEADS, HEAD_DIM), **caches, **where}, **numbers,
+            scale=0.1, window=0,
+        )  # fmt: skip
+        if quantised:
+            bench.row("attention_merge_quantize", "", {**int8_shapes(t, EMBD), **parts})
+        else:
+            bench.row("attention_merge", "", {"out": (t, HEADS, HEAD_DIM), **parts})
+        product(bench, variant, t, EMBD, EMBD, weight(EMBD, EMBD))
+        bench.row(name, "", {**norm, **made}, eps=1e-5)
+        product(bench, variant, t, 2 * FF, EMBD, weight(2 * FF, EMBD))
+        if quantised:
+            bench.row("swiglu_quantize", "", {**int8_shapes(t, FF), "gate_up": (t, 2, FF)})
+        else:
+            bench.row("swiglu", "", {"out": (t, FF), "gate": (t, FF), "up": (t, FF)})
+        product(bench, variant, t, EMBD, FF, weight(EMBD, FF))
+    bench.row(name, "", {**norm, **made}, eps=1e-5)
+    product(bench, variant, t, VOCAB, EMBD, weight(VOCAB, EMBD))
+
+
+def steps(bench: Bench, variants: list[str], tokens: list[int], contexts: list[int]) -> None:
+    for variant in variants:
+        for t in tokens:
+            for context in contexts:
+                cells = []
+                for bench.overlap in (True, False):
+                    took = bench.gpu.seconds(lambda: step(bench, variant, t, context))
+                    cells.append(f"{took * 1e3:.3f} ms, {t / took:.0f} tok/s")
+                print(f"| step {variant} T={t} context {context} |", " | ".join(cells), "|", flush=True)
+    bench.overlap = True
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cubins", type=Path)
+    parser.add_argument("--parts", default="sweep,products,steps")
+    parser.add_argument("--variants", default="q8_0,q4_0,q4_k,f16")
+    parser.add_argument("--tokens", default="1,8,64")
+    parser.add_argument("--contexts", default="256")
+    parser.add_argument("--pool", type=int, default=16, help="GB of weights")
+    given = parser.parse_args()
+    bench = Bench(given.cubins, given.pool * 10**9)
+    variants = given.variants.split(",")
+    tokens = [int(t) for t in given.tokens.split(",")]
+    parts = given.parts.split(",")
+    if "sweep" in parts:
+        print(f"read sweep: {sweep(bench) / 1e9:.0f} GB/s")
+    if "products" in parts:
+        products(bench, variants, tokens)
+    if "steps" in parts:
+        steps(bench, variants, tokens, [int(c) for c in given.contexts.split(",")])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,156 @@
+"""The kernels of `elementwise`."""
+
+import math
+
+from numba import cuda
+from numba.cuda import types
+
+from kernels_cuda.memory import matrix_u8
+from kernels_cuda.ptx import (
+    exp2,
+    f32_to_half,
+    grid_go,
+    grid_wait,
+    load_f32,
+    load_f64,
+    load_i32,
+    reciprocal,
+    store_2,
+    store_4,
+    store_f32,
+    two_halves,
+)
+from llama3jit.ops.dequantise import FORMATS
+from llama3jit.ops.faces import Rebuilder
+
+f32, i64 = types.float32, types.int64
+LOG2_E = f32(1.4426950408889634)
+device = cuda.jit(device=True)
+
+
+@device
+def index():
+    """Which thread of the grid this is, once earlier kernels are done."""
+    grid_go()
+    grid_wait()
+    return i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x
+
+
+@device
+def silu(x):
+    """x / (1 + exp(-x))"""
+    return x / (f32(1.0) + exp2(-x * LOG2_E))
+
+
+def add(out, x, rows, n):
+    i = index()
+    if i < rows * n:
+        store_f32(out + i * 4, load_f32(out + i * 4) + load_f32(x + i * 4))
+
+
+def add_bias(out, bias, rows, n):
+    i = index()
+    if i < rows * n:
+        store_f32(out + i * 4, load_f32(out + i * 4) + load_f32(bias + i % n * 4))
+
+
+def swiglu(out, gate, up, rows, n):
+    i = index()
+    if i < rows * n:
+        store_f32(out + i * 4, silu(load_f32(gate + i * 4)) * load_f32(up + i * 4))
+
+
+def select_rows(out, x, logits_rows, R, n, T):
+    i = index()
+    if i < R * n:
+        row = load_i32(logits_rows + i // n * 4)
+        store_f32(out + i * 4, load_f32(x + (row * n + i % n) * 4))
+
+
+def rope_angles(turns, positions, inverse_frequencies, magnitude, T, half):
+    i = index()
+    if i < T * half:
+        position = load_i32(positions + i // half * 4)
+        angle = position * load_f64(inverse_frequencies + i % half * 8)
+        store_f32(turns + i * 8, f32(math.cos(angle)) * magnitude)
+        store_f32(turns + i * 8 + 4, f32(math.sin(angle)) * magnitude)
+
+
+def rope(x, turns, T, heads, head_dim, half):
+    i = index()
+    if i < T * heads * half:
+        pair = i % half
+        row = i // half
+        at = x + (row * head_dim + 2 * pair) * 4
+        turn = turns + (row // heads * half + pair) * 8
+        even, odd = load_f32(at), load_f32(at + 4)
+        cos, sin = load_f32(turn), load_f32(turn + 4)
+        store_f32(at, even * cos - odd * sin)
+        store_f32(at + 4, even * sin + odd * cos)
+
+
+def kv_append(
+    k_cache, v_cache, k, v, positions, seq_of, block_tables,
+    n_blocks, heads, head_dim, block_tokens, T, S, B,
+):
+    i = index()
+    if i < T * heads * head_dim:
+        t = i // (heads * head_dim)
+        sequence = load_i32(seq_of + t * 4)
+        if sequence >= 0:
+            position = load_i32(positions + t * 4)
+            block = load_i32(block_tables + (sequence * B + position // block_tokens) * 4)
+            h = i // head_dim % heads
+            at = ((block * heads + h) * block_tokens + position % block_tokens) * head_dim
+            at = (at + i % head_dim) * 2
+            store_2(k_cache + at, f32_to_half(load_f32(k + i * 4)))
+            store_2(v_cache + at, f32_to_half(load_f32(v + i * 4)))
+
+
+def rope_append(
+    q, k_cache, v_cache, qkv, turns, positions, seq_of, block_tables,
+    T, heads, head_dim, n_blocks, kv_heads, block_tokens, all_heads, half, S, B,
+):
+    i = index()
+    pairs = head_dim // 2
+    if i < T * all_heads * pairs:
+        pair = i % pairs
+        h = i // pairs % all_heads
+        t = i // pairs // all_heads
+        at = qkv + i * 8
+        even, odd = load_f32(at), load_f32(at + 4)
+        if h < heads + kv_heads and pair < half:
+            turn = turns + (t * half + pair) * 8
+            cos, sin = load_f32(turn), load_f32(turn + 4)
+            even, odd = even * cos - odd * sin, even * sin + odd * cos
+        if h < heads:
+            to = q + ((t * heads + h) * pairs + pair) * 8
+            store_f32(to, even)
+            store_f32(to + 4, odd)
+        else:
+            sequence = load_i32(seq_of + t * 4)
+            if sequence >= 0:
+                h -= heads
+                cache = k_cache
+                if h >= kv_heads:
+                    h -= kv_heads
+                    cache = v_cache
+                position = load_i32(positions + t * 4)
+                block = load_i32(block_tables + (sequence * B + position // block_tokens) * 4)
+                at = (block * kv_heads + h) * block_tokens + position % block_tokens
+                store_4(cache + (at * pairs + pair) * 4, two_halves(even, odd))
+
+
+def make_embed(variant):
+    """The kernel for a format: any that a portable op reads."""
+    bindings = FORMATS[variant]
+    value = Rebuilder("cuda", device).compiled(bindings["dequantise"], bindings)
+
+    def embed(out, weight, tokens, T, n_embd, n_vocab, row_bytes):
+        i = index()
+        if i < T * n_embd:
+            token = load_i32(tokens + i // n_embd * 4)
+            rows = matrix_u8(weight, n_vocab, row_bytes)
+            store_f32(out + i * 4, value(rows, token, i % n_embd))
+
+    return embed

@@ -1,0 +1,199 @@
+"""PTX instructions as numba intrinsics, on plain addresses (PTX ISA 8.8).
+
+A register is `u32`; one of them may hold four int8, two f16, or a float's bits. Instructions that
+read or write memory which another thread may touch are volatile, so that they stay in order with
+barriers; loads of weights are volatile too, so that they stay ahead of `grid_wait`.
+"""
+
+from llvmlite import ir
+from numba.cuda import cgutils, types
+from numba.cuda.extending import intrinsic
+
+# The compute capability that code is generated for: set it before compiling for another one.
+CAPABILITY = [(9, 0)]
+
+LETTERS = {
+    types.uint32: "r",
+    types.int64: "l",
+    types.float32: "f",
+    types.float64: "d",
+    types.uint16: "h",
+}
+LLVM = {
+    types.uint32: ir.IntType(32),
+    types.int64: ir.IntType(64),
+    types.float32: ir.FloatType(),
+    types.float64: ir.DoubleType(),
+    types.uint16: ir.IntType(16),
+}
+u32, i64, f32, u16 = types.uint32, types.int64, types.float32, types.uint16
+
+
+def result_type(results):
+    """numba's type of no result, one, or several of a kind."""
+    if not results:
+        return types.void
+    return results[0] if len(results) == 1 else types.UniTuple(results[0], len(results))
+
+
+def call_asm(builder, results, operands, text, constraints, volatile):
+    """Call inline PTX on LLVM values; a list of LLVM values."""
+    kinds = [LLVM[kind] for kind in results]
+    kind = kinds[0] if len(kinds) == 1 else ir.LiteralStructType(kinds) if kinds else ir.VoidType()
+    function = ir.FunctionType(kind, [value.type for value in operands])
+    value = builder.call(
+        ir.InlineAsm(function, text, constraints, side_effect=volatile), list(operands)
+    )
+    if len(kinds) < 2:
+        return [value]
+    return [builder.extract_value(value, i) for i in range(len(kinds))]
+
+
+def instruction(results, arguments, text, volatile=False, memory=False, least=(0, 0)):
+    """An intrinsic of one piece of PTX: $0, $1 ... are its results, then its arguments, in order.
+    Below the compute capability `least` it is nothing."""
+    letters = [f"={LETTERS[kind]}" for kind in results] + [LETTERS[kind] for kind in arguments]
+    constraints = ",".join([*letters, *(["~{memory}"] if memory else [])])
+    result = result_type(results)
+
+    def generate(context, builder, signature, values):
+        if CAPABILITY[0] < least:
+            return context.get_dummy_value()
+        out = call_asm(builder, results, values, text, constraints, volatile or memory)
+        if not results:
+            return context.get_dummy_value()
+        return out[0] if len(results) == 1 else cgutils.pack_array(builder, out)
+
+    names = ", ".join(f"a{i}" for i in range(len(arguments)))
+    space = {"signature": result(*arguments), "generate": generate}
+    exec(f"def apply(typing_context, {names}):\n    return signature, generate\n", space)
+    return intrinsic(space["apply"])
+
+
+def quad(text):
+    return text.replace("{4}", "{$0, $1, $2, $3}")
+
+
+# Loads and stores by address.
+stream_16 = instruction(
+    [u32] * 4, [i64], quad("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {4}, [$4];"), volatile=True
+)
+load_16 = instruction([u32] * 4, [i64], quad("ld.global.v4.u32 {4}, [$4];"), memory=True)
+load_8 = instruction([u32] * 2, [i64], "ld.global.v2.u32 {$0, $1}, [$2];", memory=True)
+load_4 = instruction([u32], [i64], "ld.global.u32 $0, [$1];", memory=True)
+load_2 = instruction([u16], [i64], "ld.global.u16 $0, [$1];", memory=True)
+load_1 = instruction([u32], [i64], "ld.global.u8 $0, [$1];", memory=True)
+load_i32 = instruction([i64], [i64], "ld.global.s32 $0, [$1];", memory=True)
+load_f32 = instruction([f32], [i64], "ld.global.f32 $0, [$1];", memory=True)
+load_f64 = instruction([types.float64], [i64], "ld.global.f64 $0, [$1];", memory=True)
+load_4_f32 = instruction([f32] * 4, [i64], quad("ld.global.v4.f32 {4}, [$4];"), memory=True)
+store_16 = instruction(
+    [], [i64, u32, u32, u32, u32], "st.global.v4.u32 [$0], {$1, $2, $3, $4};", memory=True
+)
+store_8 = instruction([], [i64, u32, u32], "st.global.v2.u32 [$0], {$1, $2};", memory=True)
+store_4 = instruction([], [i64, u32], "st.global.u32 [$0], $1;", memory=True)
+store_2 = instruction([], [i64, u16], "st.global.u16 [$0], $1;", memory=True)
+store_1 = instruction([], [i64, u32], "st.global.u8 [$0], $1;", memory=True)
+store_f32 = instruction([], [i64, f32], "st.global.f32 [$0], $1;", memory=True)
+store_2_f32 = instruction([], [i64, f32, f32], "st.global.v2.f32 [$0], {$1, $2};", memory=True)
+store_4_f32 = instruction(
+    [], [i64, f32, f32, f32, f32], "st.global.v4.f32 [$0], {$1, $2, $3, $4};", memory=True
+)
+
+# Numbers and their bits.
+as_f32 = instruction([f32], [u32], "mov.b32 $0, $1;")
+as_u32 = instruction([u32], [f32], "mov.b32 $0, $1;")
+low_half = instruction(
+    [f32], [u32], "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }"
+)
+high_half = instruction(
+    [f32], [u32], "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }"
+)
+half_to_f32 = instruction([f32], [u16], "cvt.f32.f16 $0, $1;")
+f32_to_half = instruction([u16], [f32], "cvt.rn.f16.f32 $0, $1;")
+# The first is the low half.
+two_halves = instruction([u32], [f32, f32], "cvt.rn.f16x2.f32 $0, $2, $1;")
+two_bfloats = instruction([u32], [f32, f32], "cvt.rn.bf16x2.f32 $0, $2, $1;")
+fma_halves = instruction([u32], [u32, u32, u32], "fma.rn.f16x2 $0, $1, $2, $3;")
+mul_halves = instruction([u32], [u32, u32], "mul.rn.f16x2 $0, $1, $2;")
+rint_f32 = instruction([f32], [f32], "cvt.rni.f32.f32 $0, $1;")
+rint_i32 = instruction([u32], [f32], "cvt.rni.s32.f32 $0, $1;")
+i32_to_f32 = instruction([f32], [u32], "cvt.rn.f32.s32 $0, $1;")
+exp2 = instruction([f32], [f32], "ex2.approx.ftz.f32 $0, $1;")
+reciprocal = instruction([f32], [f32], "rcp.approx.ftz.f32 $0, $1;")
+rsqrt = instruction([f32], [f32], "rsqrt.approx.f32 $0, $1;")
+max_f32 = instruction([f32], [f32, f32], "max.f32 $0, $1, $2;")
+# Bytes of two registers, 0 to 3 of the first and 4 to 7 of the second, by the nibbles of the third.
+bytes_of = instruction([u32], [u32, u32, u32], "prmt.b32 $0, $1, $2, $3;")
+dp4a = instruction([u32], [u32, u32, u32], "dp4a.s32.s32 $0, $1, $2, $3;")
+byte_to_f32 = {
+    i: instruction(
+        [f32], [u32], f"{{ .reg .u32 t; bfe.u32 t, $1, {8 * i}, 8; cvt.rn.f32.u32 $0, t; }}"
+    )
+    for i in range(4)
+}
+
+# Other threads of the warp.
+shuffle_xor = instruction(
+    [f32], [f32, u32], "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", volatile=True
+)
+shuffle_xor_u32 = instruction(
+    [u32], [u32, u32], "shfl.sync.bfly.b32 $0, $1, $2, 31, 0xffffffff;", volatile=True
+)
+
+# Programmatic dependent launch: until `grid_wait` a kernel may run beside the ones before it, and
+# may touch only what no kernel writes. Every kernel has to wait, else the next one could overtake.
+grid_wait = instruction([], [], "griddepcontrol.wait;", memory=True, least=(9, 0))
+grid_go = instruction([], [], "griddepcontrol.launch_dependents;", volatile=True, least=(9, 0))
+
+# Matrix products of a warp (PTX ISA, "Matrix fragments for mma.m16n8k16" and "k32"): rows lane / 4
+# and 8 more of a, columns lane / 4 of b, and of the result rows lane / 4 and 8 more, columns
+# 2 (lane % 4) and 1 more.
+MMA = {
+    "f16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32",
+    "bf16": "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32",
+}
+
+
+def _mma_float(name):
+    results, fragment = [f32] * 4, types.UniTuple(f32, 4)
+    text = (
+        f"{MMA[name]} {{$0, $1, $2, $3}}, {{$4, $5, $6, $7}}, {{$8, $9}}, {{$10, $11, $12, $13}};"
+    )
+
+    @intrinsic
+    def apply(typing_context, sums, a0, a1, a2, a3, b0, b1):
+        def generate(context, builder, signature, values):
+            before = [builder.extract_value(values[0], i) for i in range(4)]
+            constraints = "=f,=f,=f,=f,r,r,r,r,r,r,f,f,f,f"
+            out = call_asm(builder, results, [*values[1:], *before], text, constraints, False)
+            return cgutils.pack_array(builder, out)
+
+        return fragment(fragment, *[u32] * 6), generate
+
+    return apply
+
+
+# sums + a b, for a of 16 x 16 and b of 16 x 8.
+mma_f16 = _mma_float("f16")
+mma_bf16 = _mma_float("bf16")
+
+# A sum of up to 2^22 in magnitude on top of these bits is a float with 1.5 * 2^23 added to it.
+_SHIFTED = "0x4B400000"
+_UNSHIFT = " ".join(f"sub.rn.f32 $%d, d%d, 0f4B400000;" % (i, i) for i in range(4))
+# a b for int8, as floats: a of 16 x 32, b of 32 x 8.
+mma_int8 = instruction(
+    [f32] * 4,
+    [u32] * 6,
+    "{ .reg .b32 m, d0, d1, d2, d3; mov.b32 m, %s; "
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, {$4, $5, $6, $7}, "
+    "{$8, $9}, {m, m, m, m}; %s }" % (_SHIFTED, _UNSHIFT),
+)
+# The same for a of 16 x 16, b of 16 x 8.
+mma_int8_half = instruction(
+    [f32] * 4,
+    [u32] * 3,
+    "{ .reg .b32 m, d0, d1, d2, d3; mov.b32 m, %s; "
+    "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, {$4, $5}, "
+    "{$6}, {m, m, m, m}; %s }" % (_SHIFTED, _UNSHIFT),
+)
