@@ -23,7 +23,7 @@ from llama3jit.compile.cache import unsealed
 from llama3jit.compile.cuda.artifact import MANIFEST, write_images
 from llama3jit.compile.cuda.targets import CudaTarget
 from llama3jit.compile.targets import Target
-from llama3jit.compile.units import Unit, symbols
+from llama3jit.compile.units import Unit, symbols, unit_named
 from llama3jit.errors import CompileError
 
 FORMAT = 1
@@ -80,7 +80,7 @@ def _read_manifest(path: Path, target: Target) -> tuple[str, str, dict[Unit, str
         raise CompileError(f"{path} has code for {found}, this processor is {target.name}")
     entry = manifest["targets"][target.name]
     unchanged = manifest["sources"] == sources.everything()
-    units = {Unit(*name.split(":")): unit["key"] for name, unit in entry["units"].items()}
+    units = {unit_named(name): unit["key"] for name, unit in entry["units"].items()}
     return entry["file"], entry["sha256"], dict.fromkeys(units) if unchanged else units
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from llama3jit.compile.cache import write_sealed
 from llama3jit.compile.link import link
-from llama3jit.compile.units import Unit, symbols
+from llama3jit.compile.units import Unit, symbols, unit_named
 from llama3jit.errors import CompileError
 
 # The C library's, which every process has; nothing of numba's or Python's.
@@ -128,7 +128,7 @@ def main(arguments: list[str]) -> int:
     for argument in arguments:
         name, _, path = argument.partition("=")
         try:
-            store(path, build(Unit(*name.split(":"))))
+            store(path, build(unit_named(name)))
         except Exception as error:
             if isinstance(error, (OSError, CompileError)):
                 print(error, file=sys.stderr)  # the message says all

@@ -1,20 +1,27 @@
-"""A device that keeps its memory in the host's and runs a kernel as the op's NumPy reference, so
-that all but the kernels and the driver can be tested without a GPU."""
+"""A device that keeps its memory in the host's and runs kernels in NumPy, portable and tuned ones,
+so that all but the kernels and the driver can be tested without a GPU.
+
+Portable kernels are the references of their ops. Tuned ones are what their names say, of the same
+references, on packed weights of which the device remembers what they were made of.
+"""
 
 from __future__ import annotations
 
-import ctypes
 import inspect
 from typing import Any
 
 import numpy as np
 
+import kernels_cuda
 from kernels_cuda import Launch
 from llama3jit import ops
-from llama3jit.compile.cuda.units import portable_units
+from llama3jit.compile.cuda.units import every_unit, is_tuned, signature_of
 from llama3jit.compile.entry import dtype_of
+from llama3jit.ops import dequantise
+from llama3jit.ops.signature import DTYPES
 
 POISON = 0xC5  # what memory holds before it is written; as float32 it is -6321.6
+INT8 = ("xq", "xs", "xsum", "xtotal")
 
 
 class FakeGpu:
@@ -27,6 +34,7 @@ class FakeGpu:
         self.free = free
         self.blocks: dict[int, np.ndarray] = {}
         self.host: dict[int, np.ndarray] = {}
+        self.packed: dict[int, np.ndarray] = {}  # address -> float64 values [N, K]
         self.launches: list[Any] = []
         self.captures = 0
         self.broken = False
@@ -42,6 +50,9 @@ class FakeGpu:
         block = np.zeros(max(size, 1), np.uint8)
         self.blocks[block.ctypes.data] = block
         return block.ctypes.data
+
+    def release(self, address: int) -> None:
+        del self.blocks[address]
 
     def pinned(self, size: int) -> np.ndarray:
         block = np.full(max(size, 1), POISON, np.uint8)
@@ -85,34 +96,114 @@ class FakeGpu:
     def forget(self, graph: Any) -> None:
         pass
 
-    def release(self, address: int) -> None:
-        del self.blocks[address]
-
     def launch(
         self, unit: Any, shape: Launch, arguments: list[Any], *, overlap: bool = False
     ) -> None:
-        assert not overlap, "a portable kernel does not wait for the one in front"
         assert all(n >= 1 for n in (*shape.grid, *shape.block))
+        assert is_tuned(unit) or not overlap, "a portable kernel does not wait for the last one"
         self.launches.append(unit)
-        op = ops.find(unit.op)
-        given = [p for p in op.signature.parameters if not p.is_function]
-        assert len(arguments) == len(given) + len(op.signature.dims)
-        dims = dict(zip(op.signature.dims, arguments[len(given) :], strict=True))
-        values = {}
+        signature = signature_of(unit.op)
+        given = [p for p in signature.parameters if not p.is_function]
+        assert len(arguments) == len(given) + len(signature.dims)
+        dims = dict(zip(signature.dims, arguments[len(given) :], strict=True))
+        values, addresses = {}, {}
         for parameter, argument in zip(given, arguments, strict=False):
             if not parameter.is_array:
-                wanted = int if parameter.dtype == "i64" else np.float32
-                assert type(argument) is wanted
+                assert type(argument) is (int if parameter.dtype == "i64" else np.float32)
                 values[parameter.name] = argument
                 continue
-            shape_of = [int(dim) if dim.isdigit() else dims[dim] for dim in parameter.dims]
-            dtype = np.dtype(dtype_of(op, unit.variant, parameter))
-            size = int(np.prod(shape_of)) * dtype.itemsize
-            values[parameter.name] = self._at(argument, size).view(dtype).reshape(shape_of)
-        assert op.numpy is not None
-        if "variant" in inspect.signature(op.numpy).parameters:
-            values["variant"] = unit.variant
-        op.numpy(**values)
+            sizes = [int(dim) if dim.isdigit() else dims[dim] for dim in parameter.dims]
+            if unit.op == "attention_chunks" and parameter.name == "k_cache":
+                sizes[2], sizes[3] = sizes[3], sizes[2]
+            dtype = np.dtype(self._dtype(unit, parameter))
+            raw = self._at(argument, int(np.prod(sizes)) * dtype.itemsize)
+            values[parameter.name] = raw.view(dtype).reshape(sizes)
+            addresses[parameter.name] = argument
+        if is_tuned(unit):
+            getattr(self, unit.op, self._reference)(unit, values, addresses, dims)
+        else:
+            reference(unit.op, unit.variant, **values)
+
+    def _dtype(self, unit: Any, parameter: Any) -> str:
+        if unit.op in kernels_cuda.FUSED:
+            return DTYPES[parameter.dtype]
+        return dtype_of(ops.find(unit.op), unit.variant.partition(":")[0], parameter)
+
+    def _reference(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        """An op that has the same arguments tuned as portable."""
+        reference(unit.op, unit.variant.partition(":")[0], **values)
+
+    def pack(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        rows = dequantise.rows(values["weight"], unit.variant).astype(np.float64)
+        self.packed[addresses["packed"]] = rows
+
+    def stacked(self, address: int, n: int) -> np.ndarray:
+        """Rows of packed weights, one under the other, from an address on."""
+        found = [self.packed[address]]
+        while sum(map(len, found)) < n:
+            later = [at for at in self.packed if at > address]
+            address = min(later)
+            found.append(self.packed[address])
+        return np.concatenate(found)[:n]
+
+    def matmul(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        weight = self.stacked(addresses["weight"], dims["N"])
+        values["out"][:] = values["x"].astype(np.float64) @ weight.T
+
+    def matmul_int8(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        assert dims["T"] <= int(unit.variant.split(":")[1])
+        weight = self.stacked(addresses["weight"], dims["N"])
+        x = values["xq"].astype(np.float64) * np.repeat(values["xs"], 32, axis=1)
+        values["out"][:] = x @ weight.T
+
+    def kv_append(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        k_cache = values["k_cache"].reshape(values["v_cache"].shape)
+        append(k_cache, values["k"], values)
+        append(values["v_cache"], values["v"], values)
+
+    def rope_append(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        heads, kv_heads = dims["heads"], dims["kv_heads"]
+        qkv = values["qkv"].copy()
+        turned = np.ascontiguousarray(qkv[:, : heads + kv_heads])
+        reference("rope", "", x=turned, turns=values["turns"])
+        values["q"][:] = turned[:, :heads]
+        append(values["k_cache"], turned[:, heads:], values)
+        append(values["v_cache"], qkv[:, heads + kv_heads :], values)
+
+    def attention_chunks(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        """All of a token in its first chunk, and nothing in the others."""
+        q, sums, weights = values["q"], values["sums"], values["weights"]
+        keys = values["k_cache"].reshape(values["v_cache"].shape).swapaxes(2, 3)
+        out = np.zeros(q.shape, np.float32)
+        where = {name: values[name] for name in ("positions", "seq_of", "block_tables")}
+        rest = {"v_cache": values["v_cache"], "scale": values["scale"], "window": values["window"]}
+        assert dims["chunks"] >= values["block_tables"].shape[1]
+        reference("attention", "f16", out=out, q=q, k_cache=keys, **rest, **where)
+        sums[:], weights[:] = POISON, 0
+        sums[:, :, 0], weights[:, :, 0, 1] = out, 1
+
+    def attention_merge(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        values["out"][:] = values["sums"][:, :, 0]
+
+    def attention_merge_quantize(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        quantise(values, values["sums"][:, :, 0])
+
+    def add_rmsnorm(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        values["x"] += values["y"]
+        normed(values, values["out"])
+
+    def add_rmsnorm_quantize(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        values["x"] += values["y"]
+        quantise(values, normed(values, np.empty_like(values["x"])))
+
+    def rmsnorm_quantize(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        quantise(values, normed(values, np.empty_like(values["x"])))
+
+    def swiglu_quantize(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        gate, up = values["gate_up"].swapaxes(0, 1).copy()
+        out = np.empty_like(gate)
+        reference("swiglu", "", out=out, gate=gate, up=up)
+        quantise(values, out)
 
     def close(self) -> None:
         self.closed = True
@@ -120,9 +211,33 @@ class FakeGpu:
         self.host.clear()
 
 
+def reference(op: str, variant: str, **values: Any) -> None:
+    """Run the op's NumPy reference."""
+    run = ops.find(op).numpy
+    assert run is not None
+    if "variant" in inspect.signature(run).parameters:
+        values["variant"] = variant
+    run(**values)
+
+
+def quantise(values: Any, x: np.ndarray) -> None:
+    reference("quantize", "", x=x.reshape(len(x), -1), **{name: values[name] for name in INT8})
+
+
+def normed(values: Any, out: np.ndarray) -> np.ndarray:
+    reference("rmsnorm", "", out=out, **{name: values[name] for name in ("x", "weight", "eps")})
+    return out
+
+
+def append(cache: np.ndarray, x: np.ndarray, values: Any) -> None:
+    """Rows [T, heads, head_dim] into a cache of halves [block, head, token, head_dim]."""
+    for t, s in enumerate(values["seq_of"]):
+        if s >= 0:
+            at, within = divmod(int(values["positions"][t]), cache.shape[2])
+            block = values["block_tables"][s, at]
+            cache[block, :, within] = x[t].astype(np.float16).view(np.uint16)
+
+
 def kernels() -> dict[Any, Any]:
     """What a runner takes as its loaded kernels."""
-    return {unit: unit for unit in portable_units()}
-
-
-assert ctypes.sizeof(ctypes.c_void_p) == 8
+    return {unit: unit for unit in every_unit()}

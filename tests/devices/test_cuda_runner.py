@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from driving import ids_of, logits_of
 from fake_gpu import FakeGpu, kernels
-from float64_llama import forward
+from float64_llama import forward, mean_kl
 from tiny_model import MIXED, tiny_model
 
+from llama3jit.compile.cuda.units import is_tuned
 from llama3jit.devices.choose import make_limits
-from llama3jit.devices.cuda.lower import lower_all
+from llama3jit.devices.cuda.lower import Choice, fit_limits, lower, lower_all
 from llama3jit.devices.cuda.memory import check_memory, place_operands
 from llama3jit.devices.cuda.runner import CudaRunner
 from llama3jit.devices.cuda.shapes import Shape, shape_of
@@ -31,14 +32,13 @@ MODELS = {
 SIZES = {"tied": {"n_embd": 256, "n_ff": 512, "vocab": 300}}
 
 
-def on_fake(tiny, gpu=None, kv_dtype="f32", n_ctx=192, max_sequences=8, max_tokens=128):
+def on_fake(tiny, gpu=None, kv_dtype="f32", n_ctx=192, max_tokens=128, **ways):
     gguf = open_gguf(tiny.path)
     config = read_config(gguf)
-    limits = make_limits(config, n_ctx, max_sequences, max_tokens)
     plan = build_plan(config, gguf.tensors, kv_dtype)
-    return CudaRunner(
-        gguf, config, plan, limits, gpu or FakeGpu(), kernels(), exact=True, portable=True
-    )
+    ways = ways or {"exact": True, "portable": True}
+    limits = fit_limits(plan, make_limits(config, n_ctx, 8, max_tokens), **ways)
+    return CudaRunner(gguf, config, plan, limits, gpu or FakeGpu(), kernels(), **ways)
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +67,62 @@ def test_logits(models, name, chunk):
     ids = ids_of(70)
     found = logits_of(on_fake(models[name]), ids, chunk=chunk)
     assert worst(found, forward(models[name], ids)) < 1e-4
+
+
+# Models that tuned kernels take: heads of 64, widths that blocks of 256 divide.
+WIDE = {"n_embd": 256, "n_ff": 512, "n_head": 4, "n_head_kv": 2, "head_dim": 64, "vocab": 304}
+TUNED_MODELS = {
+    "one format": {"formats": {"*": "Q4_0"}},
+    "K-quants": {"formats": {"*": "Q4_K", "output.weight": "Q6_K"}, "biases": True},
+    "v has its own": {"formats": {"*.attn_v.weight": "Q8_0", "*": "Q4_0"}, "tied": True},
+    "halves": {"formats": {"*": "F16"}},
+    "half tuned": {"formats": {"*.ffn_up.weight": "Q5_0", "*.ffn_gate.weight": "Q8_0"}},
+    "7 heads to a KV head": {"n_head": 7, "n_head_kv": 1, "formats": {"*": "Q8_0"}},
+}
+
+
+@pytest.mark.parametrize("name", TUNED_MODELS)
+@pytest.mark.parametrize("chunk", [1, 7, 32])
+def test_tuned_kernels(tmp_path, name, chunk):
+    tiny = tiny_model(tmp_path / "m.gguf", seed=2, **{**WIDE, **TUNED_MODELS[name]})
+    ids = ids_of(70)
+    gpu = FakeGpu()
+    runner = on_fake(tiny, gpu, "f16", exact=False)
+    found = logits_of(runner, ids, chunk=chunk)
+    assert mean_kl(forward(tiny, ids, "f16"), found) < 5e-3
+    used = {unit.op for unit in gpu.launches if is_tuned(unit)}
+    assert {"attention_chunks", "embed", "matmul" if name == "halves" else "matmul_int8"} <= used
+
+
+def ops_of(tiny, choice):
+    gguf = open_gguf(tiny.path)
+    plan = build_plan(read_config(gguf), gguf.tensors, "f16")
+    return [row.op for row in lower(plan, choice).rows]
+
+
+def test_rows_become_one(tmp_path):
+    tiny = tiny_model(tmp_path / "m.gguf", **WIDE, formats={"*": "Q4_0"})
+    attention = ["matmul_int8", "rope_append", "attention_chunks"]
+    feed = ["matmul_int8", "add_rmsnorm_quantize", "matmul_int8", "swiglu_quantize", "matmul_int8"]
+    assert ops_of(tiny, Choice(1, 1)) == [
+        *("embed", "rope_angles", "rmsnorm_quantize"),
+        *(*attention, "attention_merge_quantize", *feed, "add_rmsnorm_quantize"),
+        *(*attention, "attention_merge", "select_rows", "select_rows", "quantize", *feed),
+        *("add_rmsnorm_quantize", "matmul_int8"),
+    ]
+    assert ops_of(tiny, Choice(1, 0))[-1] == "rope_append"
+    exact = ops_of(tiny, Choice(1, 1, exact=True))
+    assert exact == ops_of(tiny, Choice(1, 1, portable=True))
+
+
+def test_limits_are_those_of_the_tuned_kernels(tmp_path, models):
+    tiny = tiny_model(tmp_path / "m.gguf", **WIDE, formats={"*": "Q4_0"})
+    gguf = open_gguf(tiny.path)
+    config = read_config(gguf)
+    plan = build_plan(config, gguf.tensors, "f16")
+    limits = make_limits(config, 192, 8, 512)
+    assert fit_limits(plan, limits, exact=True) == limits
+    assert fit_limits(plan, limits, exact=False).max_tokens == 64
 
 
 def test_a_cache_of_halves(models):

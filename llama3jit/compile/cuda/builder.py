@@ -23,7 +23,7 @@ from llama3jit.compile.cache import suffixes, write_sealed
 from llama3jit.compile.cuda.entry import argument_kinds, portable_kernel
 from llama3jit.compile.cuda.targets import TARGETS, CudaTarget
 from llama3jit.compile.cuda.units import is_tuned, signature_of, symbol
-from llama3jit.compile.units import Unit
+from llama3jit.compile.units import Unit, unit_named
 from llama3jit.errors import CompileError
 
 ENTRY = re.compile(r"\.entry\s+([\w$]+)")
@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
     for argument in arguments[1:]:
         name, _, path = argument.partition("=")
         try:
-            code = build(Unit(*name.split(":")), target).code
+            code = build(unit_named(name), target).code
             write_sealed(Path(path + suffixes(target)[0]), code)
         except Exception as error:
             if isinstance(error, (OSError, CompileError)):
