@@ -44,7 +44,8 @@ def load(
 ) -> Llama:
     """Open a GGUF model, given by path or by the name of a pulled one.
 
-    device: "auto", "cpu", "reference".  n_ctx: tokens of a sequence; None takes what the model and
+    device: "auto" (a GPU if there is one to use, else the CPU), "cpu", "cuda", "cuda:1",
+    "reference".  n_ctx: tokens of a sequence; None takes what the model and
     the memory allow.  threads: None takes the physical cores that this process may use.
     precision: "fast" (int8 activations) or "exact" (f32).  chat_template: jinja text, or the name
     of a built-in template, in place of the file's.  max_sequences: how many calls from several

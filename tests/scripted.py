@@ -61,6 +61,8 @@ class ScriptedRunner:
 
     def __init__(self, script: Script, limits: Limits = LIMITS, before=None) -> None:
         self.limits = limits
+        self.device = "cpu"
+        self.memory = {"weights": 0}
         self.script = script
         self.before = before
         self.cancelled = threading.Event()

@@ -25,7 +25,7 @@ RANKS = {
     "api": 8,
     "cli": 9,
 }
-API = {"arguments", "background", "bench", "doctor", "results", "scoring"}  # beside api.py
+API = {"arguments", "background", "bench", "compare", "doctor", "results", "scoring"}  # beside api.py
 KERNELS = {"ops", "kernels_cpu", "kernels_cuda"}
 COMPILERS = {"numba", "llvmlite"}
 

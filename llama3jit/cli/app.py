@@ -27,6 +27,7 @@ COMMANDS = {
     "tokenize": "tokenize",
     "score": "score",
     "bench": "bench",
+    "compare": "compare",
     "compile": "compile",
     "doctor": "doctor",
 }

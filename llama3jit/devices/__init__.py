@@ -31,6 +31,8 @@ class Runner(Protocol):
     any."""
 
     limits: Limits
+    device: str  # "cpu", "cuda:0", "reference"
+    memory: dict[str, int]  # bytes that the model takes there, by use
 
     def begin(self) -> None:
         """Forget what was cancelled: from now on `cancel` means the next forward pass."""

@@ -107,7 +107,7 @@ def find_device(device: str) -> int | None:
     Raises DeviceError if a GPU was asked for and there is none that can be used; warns
     NoGpuWarning, with the reason, if "auto" passes over what looks like one.
     """
-    if device == "cpu":
+    if device in ("cpu", "reference"):
         return None
     from llama3jit.devices.cuda.probe import find_card, ordinal_of, worth_a_word
 

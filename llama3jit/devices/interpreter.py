@@ -35,6 +35,8 @@ class Interpreter:
         self, gguf: Any, config: ModelConfig, plan: Plan, limits: Limits, face: str
     ) -> None:
         self.limits = limits
+        self.device = "reference" if face == "reference" else f"{face} faces"
+        self.memory = memory_of(plan, limits)
         self.plan = plan
         self._face = face
         self._wide = face == "reference"

@@ -27,6 +27,7 @@ INT8 = ("xq", "xs", "xsum", "xtotal")
 class FakeGpu:
     """See llama3jit.devices.cuda.driver.Gpu. A kernel is its unit."""
 
+    ordinal = 0
     name = "a fake GPU"
     capability = (9, 0)
 

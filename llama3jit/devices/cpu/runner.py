@@ -51,6 +51,8 @@ class CpuRunner:
         """`meanwhile` is called once, before the first pass that packs weights: from there on
         compiled code does most of the work, and the interpreter is free."""
         self.limits = limits
+        self.device = "cpu"
+        self.memory = memory_needed(lowered, limits)
         self.lowered = lowered
         packers = {Unit(PACK_MODULE, "pack", v) for _, v in self.lowered.packed.values()}
         units = [WALKER, *lowered.units, *split_units(lowered), *sorted(packers, key=str)]

@@ -56,6 +56,7 @@ class Gpu:
         self._pinned: list[int] = []
         self._images: list[Any] = []
         self._shared: dict[int, int] = {}  # bytes that a kernel may have, where it asked
+        self.ordinal = ordinal
         self.name = str(self._device.name)
         major, minor = self._device.compute_capability
         self.capability = (int(major), int(minor))

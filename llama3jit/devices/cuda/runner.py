@@ -60,6 +60,7 @@ class CudaRunner:
         for each unit of the plan as `lower_all` lowers it, and for those that pack. `meanwhile` is
         called once, before the upload."""
         self.limits = limits
+        self.device = f"cuda:{gpu.ordinal}"
         self._plan = plan
         self._choice = partial(Choice, exact=exact, portable=portable)
         self.lowered = lower_all(plan, limits, exact=exact, portable=portable)
@@ -70,10 +71,10 @@ class CudaRunner:
         self._failure: str | None = None
         self._open = True
         try:
-            self._places, self.memory_used = place_operands(self.lowered, limits)
+            self._places, self.memory = place_operands(self.lowered, limits)
             if meanwhile is not None:
                 meanwhile()
-            self._bases = {use: gpu.allocate(size) for use, size in self.memory_used.items()}
+            self._bases = {use: gpu.allocate(size) for use, size in self.memory.items()}
             self._stage()
             self._upload(gguf, config)
         except BaseException:
