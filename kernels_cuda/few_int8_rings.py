@@ -1,0 +1,214 @@
+"""matmul_int8 for up to 8 tokens on sm_90; see `few`."""
+
+from numba import cuda
+from numba.cuda import types
+
+from kernels_cuda import few
+from kernels_cuda.few_int8 import in_turn
+from kernels_cuda.fragments import FRAGMENTS
+from kernels_cuda.layouts import STEPS
+from kernels_cuda.memory import dynamic_shared, registers
+from kernels_cuda.ptx import (
+    grid_go,
+    grid_wait,
+    load_4,
+    load_16,
+    mma_int8,
+    put_4,
+    put_16,
+    put_f32,
+    shared_8,
+    shared_16,
+    shared_2_f32,
+    shared_f32,
+    store_f32,
+)
+from kernels_cuda.rings import arrived, fetch, open_ring
+from llama3jit.ops.faces import Rebuilder
+
+f32, i64, u32 = types.float32, types.int64, types.uint32
+ROWS, WARPS = few.ROWS, few.WARPS
+THREADS = 32 * WARPS
+PARTIAL = few.BARRIERS
+device = cuda.jit(device=True)
+rebuilder = Rebuilder("cuda", device)
+row_bytes_of, fixed_bytes, stages_of = (
+    rebuilder.compiled(function, {})
+    for function in (few.row_bytes_of, few.fixed_bytes, few.stages_of)
+)
+
+
+def block(form, j, tokens):
+    """Add the products of block j of a step to four sums, as `mma_int8` gives them: for one token
+    the first and third. `x`, `scales` and `totals` are addresses for the step."""
+    quants, steps = form.quants(j), form.scales(j)
+    has_minima = form.minima is not None
+    minima = form.minima(j) if has_minima else steps
+
+    @device
+    def of_block(sums, r, x, scales, totals, first, blocks):
+        a = quants(r)
+        low, high = steps(r)
+        b = shared_8(x + 32 * j)
+        d = mma_int8(a[0], a[1], a[2], a[3], b[0], b[1])
+        if tokens == 1:
+            s = shared_f32(scales + 4 * j)
+            sums[0] += d[0] * (low * s)
+            sums[2] += d[2] * (high * s)
+        else:
+            s = shared_2_f32(scales + 32 * j)
+            sums[0] += d[0] * (low * s[0])
+            sums[1] += d[1] * (low * s[1])
+            sums[2] += d[2] * (high * s[0])
+            sums[3] += d[3] * (high * s[1])
+        if has_minima:
+            less_low, less_high = minima(r)
+            if tokens == 1:
+                s_ = shared_f32(totals + 4 * j)
+                sums[0] -= less_low * s_
+                sums[2] -= less_high * s_
+            else:
+                s_ = shared_2_f32(totals + 32 * j)
+                sums[0] -= less_low * s_[0]
+                sums[1] -= less_low * s_[1]
+                sums[2] -= less_high * s_[0]
+                sums[3] -= less_high * s_[1]
+
+    return of_block
+
+
+@device
+def put_rows(to, xq, T, K, columns, thread):
+    """Rows of int8 to shared memory, with zeros up to so many columns."""
+    row_bytes = row_bytes_of(columns, 1)
+    pieces = columns // 16
+    for i in range(thread, T * pieces, THREADS):
+        t, c = i // pieces, i % pieces
+        at = u32(to + t * row_bytes + c * 16)
+        if c * 16 < K:
+            # A row is some blocks of 32 bytes, so pieces are aligned.
+            r = load_16(xq + t * K + c * 16)
+            put_16(at, r[0], r[1], r[2], r[3])
+        else:
+            put_16(at, u32(0), u32(0), u32(0), u32(0))
+
+
+@device
+def put_scales(to, xs, T, n_blocks, blocks, tokens, thread):
+    """Scales [T, n_blocks] to shared memory as [blocks, tokens], with zeros where there is none."""
+    for i in range(thread, blocks * tokens, THREADS):
+        b, t = i // tokens, i % tokens
+        value = u32(0)
+        if t < T and b < n_blocks:
+            value = load_4(xs + (t * n_blocks + b) * 4)
+        put_4(u32(to + i * 4), value)
+
+
+def make(name, tokens):
+    """The kernel for a format, for 1 or for up to 8 tokens."""
+    form, step = FRAGMENTS[name], STEPS[name]
+    step_blocks, step_bytes = step.blocks, step.total_bytes
+    add = in_turn([block(form, j, tokens) for j in range(step_blocks)])
+    load = form.load(shared_16)
+    factor = f32(form.factor)
+    has_minima = form.minima is not None
+    arrays = 2 if has_minima else 1
+    floats = registers(4, f32)
+    outputs = ROWS * tokens
+    scale_bytes = 4 * tokens
+
+    def matmul_int8(
+        out, weight, xq, xs, xsum, xtotal, T, N, rows, row_bytes, K, n_blocks, halves
+    ):
+        grid_go()
+        thread = i64(cuda.threadIdx.x)
+        lane, warp = thread % 32, thread // 32
+        base = i64(dynamic_shared())
+        steps = (n_blocks + step_blocks - 1) // step_blocks
+        blocks = steps * step_blocks
+        groups = (N + ROWS - 1) // ROWS
+        fixed = fixed_bytes(blocks * 32, blocks, tokens, 1, arrays)
+        stages = stages_of(fixed, step_bytes)
+        x_at = base + PARTIAL + 2 * WARPS * outputs * 4
+        scales_at = x_at + tokens * row_bytes_of(blocks * 32, 1)
+        totals_at = scales_at + blocks * scale_bytes
+        ring = u32(base + fixed + warp * stages * step_bytes)
+        barriers = u32(base + warp * stages * 8)
+        mine = (steps - warp + WARPS - 1) // WARPS
+        group = i64(cuda.blockIdx.x)
+        stride = i64(cuda.gridDim.x)
+        total = (groups - group + stride - 1) // stride * mine
+        open_ring(barriers, stages, lane)
+        # Weights are not written by any kernel: the first ones come while others still run.
+        source = weight + (group * steps + warp) * step_bytes
+        next_group = (stride * steps - (mine - 1) * WARPS) * step_bytes
+        at, ahead = i64(0), i64(0)
+        if lane == 0:
+            for stage in range(stages):
+                if ahead < total:
+                    fetch(ring, barriers, stage, source, step_bytes)
+                    ahead += 1
+                    at += 1
+                    source += WARPS * step_bytes
+                    if at == mine:
+                        at = i64(0)
+                        source += next_group - WARPS * step_bytes
+        grid_wait()
+        put_rows(x_at, xq, T, K, blocks * 32, thread)
+        put_scales(scales_at, xs, T, n_blocks, blocks, tokens, thread)
+        if has_minima:
+            put_scales(totals_at, xtotal, T, n_blocks, blocks, tokens, thread)
+        cuda.syncthreads()
+        x = x_at + min(lane // 4, T - 1) * row_bytes_of(blocks * 32, 1) + lane % 4 * 8
+        pair = i64(0) if tokens == 1 else lane % 4 * 8
+        scales, totals = scales_at + pair, totals_at + pair
+        stage, filling, buffer = i64(0), i64(0), i64(0)
+        sums = floats()
+        while group < groups:
+            for i in range(4):
+                sums[i] = f32(0.0)
+            for j in range(mine):
+                arrived(barriers, stage, filling)
+                r = load(u32(ring + stage * step_bytes), lane)
+                cuda.syncwarp()
+                if lane == 0 and ahead < total:
+                    fetch(ring, barriers, stage, source, step_bytes)
+                    ahead += 1
+                    at += 1
+                    source += WARPS * step_bytes
+                    if at == mine:
+                        at = i64(0)
+                        source += next_group - WARPS * step_bytes
+                b = (warp + j * WARPS) * step_blocks
+                add(
+                    sums, r, u32(x + b * 32), u32(scales + b * scale_bytes),
+                    u32(totals + b * scale_bytes), 0, 0,
+                )
+                stage += 1
+                if stage == stages:
+                    stage = i64(0)
+                    filling += 1
+            part = base + PARTIAL + buffer * (WARPS * outputs * 4)
+            row = lane // 4
+            if tokens == 1:
+                if lane % 4 == 0:
+                    put_f32(u32(part + (warp * outputs + row) * 4), sums[0])
+                    put_f32(u32(part + (warp * outputs + row + 8) * 4), sums[2])
+            else:
+                token = part + (warp * outputs + lane % 4 * 2 * ROWS + row) * 4
+                put_f32(u32(token), sums[0])
+                put_f32(u32(token + ROWS * 4), sums[1])
+                put_f32(u32(token + 32), sums[2])
+                put_f32(u32(token + ROWS * 4 + 32), sums[3])
+            cuda.syncthreads()
+            if thread < outputs:
+                token, n = thread // ROWS, group * ROWS + thread % ROWS
+                if token < T and n < N:
+                    value = f32(0.0)
+                    for w in range(WARPS):
+                        value += shared_f32(u32(part + (w * outputs + thread) * 4))
+                    store_f32(out + (token * N + n) * 4, value * factor)
+            buffer = 1 - buffer
+            group += stride
+
+    return matmul_int8
