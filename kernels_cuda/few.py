@@ -8,10 +8,12 @@ from the start. All offsets are bytes.
 from __future__ import annotations
 
 MOST = 226 * 1024  # bytes of shared memory that a block may take
-RING = 96 * 1024  # bytes of all rings, where there is room
-WARPS = 8
+# Bytes of all rings, where there is room: so many that a multiprocessor takes one block, else two of
+# the next kernel's blocks would settle where this one's end first, and leave others idle.
+RING = 120 * 1024
+WARPS = 16
 ROWS = 16
-BARRIERS = 2048  # bytes: for up to 32 stages of 8 warps
+BARRIERS = 4096  # bytes: for up to 32 stages of 16 warps
 
 
 def row_bytes_of(values, width):

@@ -247,3 +247,15 @@ copy_bulk = instruction(
 async_sees_shared = instruction(
     [], [], "fence.proxy.async.shared::cta;", memory=True, least=(9, 0)
 )
+
+# Quotient and remainder of numbers from 0 to 2^32 - 1: a fraction of what 64-bit ones cost.
+quotient = instruction(
+    [i64],
+    [i64, i64],
+    "{ .reg .u32 a, b; cvt.u32.u64 a, $1; cvt.u32.u64 b, $2; div.u32 a, a, b; cvt.u64.u32 $0, a; }",
+)
+remainder = instruction(
+    [i64],
+    [i64, i64],
+    "{ .reg .u32 a, b; cvt.u32.u64 a, $1; cvt.u32.u64 b, $2; rem.u32 a, a, b; cvt.u64.u32 $0, a; }",
+)

@@ -7,9 +7,9 @@ as there are places at once, then one whenever the warp has taken a piece into r
 from numba import cuda
 from numba.cuda import types
 
-from kernels_cuda.ptx import await_phase, barrier_init, barriers_visible, copy_bulk, expect
+from kernels_cuda.ptx import barrier_init, barriers_visible, copy_bulk, expect
 
-u32, i64 = types.uint32, types.int64
+u32 = types.uint32
 device = cuda.jit(device=True)
 
 
@@ -24,14 +24,7 @@ def open_ring(barriers, stages, lane):
 
 
 @device
-def fetch(ring, barriers, stage, source, size):
+def fetch(place, barrier, source, size):
     """Start a copy into a place whose last piece has been taken; for lane 0."""
-    barrier = barriers + stage * 8
     expect(barrier, u32(size))
-    copy_bulk(ring + stage * size, source, u32(size), barrier)
-
-
-@device
-def arrived(barriers, stage, round_):
-    """Wait for the piece of a place in the round_-th filling of it."""
-    await_phase(barriers + stage * 8, u32(round_ & 1))
+    copy_bulk(place, source, u32(size), barrier)
