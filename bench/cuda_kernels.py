@@ -1,7 +1,7 @@
 """Tuned GPU kernels one by one, and a decode step of a Llama-3-8B shape made of them, beside a read
 sweep of the memory in the same run.
 
-    python -m bench.cuda_kernels CUBINS [--parts sweep,products,steps,prefill]
+    python -m bench.cuda_kernels CUBINS [--parts sweep,products,rows,steps]
 
 CUBINS is a folder of them, one a kernel, as tests/kernels_cuda/compiling.py makes. Weights are
 random bytes; each product goes over as many of them as are far larger than the cache. Times are
@@ -103,63 +103,108 @@ def products(bench: Bench, variants: list[str], tokens: list[int]) -> None:
             print(f"| {variant} T={t} |", " | ".join(cells), "|", flush=True)
 
 
+def rows(bench: Bench, tokens: list[int], contexts: list[int]) -> None:
+    """The small kernels of a step: microseconds of each, one after another."""
+    for t in tokens:
+        for context in contexts:
+            cells = []
+            for op in SMALL:
+
+                def fill(op: str = op, t: int = t, context: int = context) -> None:
+                    for _ in range(100):
+                        small(bench, op, t, context)
+
+                cells.append(f"{op} {bench.gpu.seconds(fill) * 1e4:.2f}")
+            print(f"| us, T={t} context {context} |", " | ".join(cells), "|", flush=True)
+
+
+SMALL = (
+    "add_rmsnorm_quantize",
+    "add_rmsnorm",
+    "rope_append",
+    "attention_chunks",
+    "attention_merge_quantize",
+    "swiglu_quantize",
+    "quantize",
+)
+
+
+def small(bench: Bench, op: str, t: int, context: int) -> None:
+    """One of the small kernels of a step of t sequences, each with so many tokens."""
+    chunks = -(-context // 64)
+    norm: dict[str, tuple[int, ...]] = {"x": (t, EMBD), "y": (t, EMBD), "weight": (EMBD,)}
+    parts = {"sums": (t, HEADS, chunks, HEAD_DIM), "weights": (t, HEADS, chunks, 2)}
+    cache = (t * chunks, KV_HEADS, 64, HEAD_DIM)
+    shapes: Shapes
+    if op == "add_rmsnorm_quantize":
+        bench.row(op, "", {**norm, **int8_shapes(t, EMBD)}, eps=1e-5)
+    elif op == "add_rmsnorm":
+        bench.row(op, "", {**norm, "out": (t, EMBD)}, eps=1e-5)
+    elif op == "attention_merge_quantize":
+        bench.row(op, "", {**int8_shapes(t, EMBD), **parts})
+    elif op == "attention_merge":
+        bench.row(op, "", {"out": (t, HEADS, HEAD_DIM), **parts})
+    elif op == "swiglu_quantize":
+        bench.row(op, "", {**int8_shapes(t, FF), "gate_up": (t, 2, FF)})
+    elif op == "swiglu":
+        bench.row(op, "", {"out": (t, FF), "gate": (t, FF), "up": (t, FF)})
+    elif op == "quantize":
+        bench.row(op, "", {**int8_shapes(t, EMBD), "x": (t, EMBD)})
+    else:
+        where = {"positions": (t,), "seq_of": (t,), "block_tables": (t, chunks)}
+        numbers = batch(bench, t, context)
+        shapes = {"q": (t, HEADS, HEAD_DIM), "k_cache": cache, "v_cache": cache, **where}
+        if op == "rope_append":
+            qkv = (t, HEADS + 2 * KV_HEADS, HEAD_DIM)
+            shapes = {**shapes, "qkv": qkv, "turns": (t, HEAD_DIM // 2, 2)}
+            bench.row(op, "f16", shapes, **numbers)
+        else:
+            bench.row(op, "f16", {**parts, **shapes}, **numbers, scale=0.1, window=0)
+
+
+def batch(bench: Bench, t: int, context: int) -> dict[str, int]:
+    """Addresses of the arrays of a batch of t sequences, each with so many tokens."""
+    chunks = -(-context // 64)
+    arrays = {
+        "positions": np.full(t, context - 1, np.int32),
+        "seq_of": np.arange(t, dtype=np.int32),
+        "block_tables": np.arange(t * chunks, dtype=np.int32),
+    }
+    for name, array in arrays.items():
+        key = f"{name} {t} {context}"
+        if key not in bench.buffers:
+            bench.buffers[key] = bench.gpu.put(array)
+    return {name: bench.buffers[f"{name} {t} {context}"] for name in arrays}
+
+
 def step(bench: Bench, variant: str, t: int, context: int) -> None:
     """All rows of a decode step of t sequences, each with so many tokens."""
     quantised = variant not in kernels_cuda.FLOATS
-    chunks = -(-context // 64)
+    norm, merge, feed = (
+        ("add_rmsnorm_quantize", "attention_merge_quantize", "swiglu_quantize")
+        if quantised
+        else ("add_rmsnorm", "attention_merge", "swiglu")
+    )
     at = bench.pool
 
-    def weight(n: int, k: int) -> int:
+    def multiply(n: int, k: int) -> None:
         nonlocal at
-        found = at
+        product(bench, variant, t, n, k, at)
         at += int(np.prod(packed_shape(variant, n, k)))
-        return found
 
-    vector = {"weight": (EMBD,)}
-    norm: dict[str, tuple[int, ...]] = {"x": (t, EMBD), "y": (t, EMBD), **vector}
-    cache = (t * chunks, KV_HEADS, 64, HEAD_DIM)
-    where = {"positions": (t,), "seq_of": (t,), "block_tables": (t, chunks)}
-    caches = {"k_cache": cache, "v_cache": cache}
-    positions = bench.buffers.setdefault(
-        f"positions {t} {context}", bench.gpu.put(np.full(t, context - 1, np.int32))
-    )
-    numbers = {
-        "positions": positions,
-        "seq_of": bench.buffers.setdefault(f"seqs {t}", bench.gpu.put(np.arange(t, dtype=np.int32))),
-        "block_tables": bench.buffers.setdefault(
-            f"tables {t} {chunks}", bench.gpu.put(np.arange(t * chunks, dtype=np.int32))
-        ),
-    }
-    parts = {"sums": (t, HEADS, chunks, HEAD_DIM), "weights": (t, HEADS, chunks, 2)}
     for _ in range(LAYERS):
-        name = "add_rmsnorm_quantize" if quantised else "add_rmsnorm"
-        made = int8_shapes(t, EMBD) if quantised else {"out": (t, EMBD)}
-        bench.row(name, "", {**norm, **made}, eps=1e-5)
-        product(bench, variant, t, QKV, EMBD, weight(QKV, EMBD))
-        bench.row(
-            "rope_append", "f16",
-            {"q": (t, HEADS, HEAD_DIM), **caches, "qkv": (t, HEADS + 2 * KV_HEADS, HEAD_DIM),
-             "turns": (t, HEAD_DIM // 2, 2), **where}, **numbers,
-        )  # fmt: skip
-        bench.row(
-            "attention_chunks", "f16",
-            {**parts, "q": (t, HEADS, HEAD_DIM), **caches, **where}, **numbers,
-            scale=0.1, window=0,
-        )  # fmt: skip
-        if quantised:
-            bench.row("attention_merge_quantize", "", {**int8_shapes(t, EMBD), **parts})
-        else:
-            bench.row("attention_merge", "", {"out": (t, HEADS, HEAD_DIM), **parts})
-        product(bench, variant, t, EMBD, EMBD, weight(EMBD, EMBD))
-        bench.row(name, "", {**norm, **made}, eps=1e-5)
-        product(bench, variant, t, 2 * FF, EMBD, weight(2 * FF, EMBD))
-        if quantised:
-            bench.row("swiglu_quantize", "", {**int8_shapes(t, FF), "gate_up": (t, 2, FF)})
-        else:
-            bench.row("swiglu", "", {"out": (t, FF), "gate": (t, FF), "up": (t, FF)})
-        product(bench, variant, t, EMBD, FF, weight(EMBD, FF))
-    bench.row(name, "", {**norm, **made}, eps=1e-5)
-    product(bench, variant, t, VOCAB, EMBD, weight(VOCAB, EMBD))
+        small(bench, norm, t, context)
+        multiply(QKV, EMBD)
+        small(bench, "rope_append", t, context)
+        small(bench, "attention_chunks", t, context)
+        small(bench, merge, t, context)
+        multiply(EMBD, EMBD)
+        small(bench, norm, t, context)
+        multiply(2 * FF, EMBD)
+        small(bench, feed, t, context)
+        multiply(EMBD, FF)
+    small(bench, norm, t, context)
+    multiply(VOCAB, EMBD)
 
 
 def steps(bench: Bench, variants: list[str], tokens: list[int], contexts: list[int]) -> None:
@@ -177,7 +222,7 @@ def steps(bench: Bench, variants: list[str], tokens: list[int], contexts: list[i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cubins", type=Path)
-    parser.add_argument("--parts", default="sweep,products,steps")
+    parser.add_argument("--parts", default="sweep,products,rows,steps")
     parser.add_argument("--variants", default="q8_0,q4_0,q4_k,f16")
     parser.add_argument("--tokens", default="1,8,64")
     parser.add_argument("--contexts", default="256")
@@ -191,8 +236,11 @@ def main() -> None:
         print(f"read sweep: {sweep(bench) / 1e9:.0f} GB/s")
     if "products" in parts:
         products(bench, variants, tokens)
+    contexts = [int(c) for c in given.contexts.split(",")]
+    if "rows" in parts:
+        rows(bench, tokens, contexts)
     if "steps" in parts:
-        steps(bench, variants, tokens, [int(c) for c in given.contexts.split(",")])
+        steps(bench, variants, tokens, contexts)
 
 
 if __name__ == "__main__":

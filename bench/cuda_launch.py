@@ -14,6 +14,8 @@ import numpy as np
 import kernels_cuda
 from llama3jit import ops
 
+SHARED = 48 * 1024  # bytes of shared memory that a kernel may take without leave
+MOST_SHARED = 227 * 1024
 PARAMETER = re.compile(r"(\w+): (\w+)(?:\[([^\]]*)\])?")
 
 
@@ -30,7 +32,11 @@ def dims_of(op: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
     """The named dims of an op, in order of first use, from its operands' shapes."""
     dims: dict[str, int] = {}
     for name, _, symbols in signature(op):
-        for symbol, extent in zip(symbols, shapes.get(name, ()), strict=False):
+        shape = shapes.get(name, ())
+        if name == "k_cache" and symbols[-1] == "block_tokens":
+            # An op's keys lie with the token last; on a GPU they lie like the values.
+            shape = (*shape[:2], shape[3], shape[2])
+        for symbol, extent in zip(symbols, shape, strict=False):
             if not symbol.isdigit():
                 dims.setdefault(symbol, extent)
     return dims
@@ -59,6 +65,7 @@ class Gpu:
         self.stream = check(driver.cuStreamCreate(1))
         self.cubins = cubins
         self._kernels: dict[tuple[str, str], Any] = {}
+        self._large: set[tuple[str, str]] = set()
         self._taken: list[int] = []
 
     def kernel(self, op: str, variant: str, shared: int = 0) -> Any:
@@ -66,11 +73,13 @@ class Gpu:
             code = (self.cubins / f"{stem(op, variant)}.cubin").read_bytes()
             library = check(self.cuda.cuLibraryLoadData(code, [], [], 0, [], [], 0))
             found = check(self.cuda.cuLibraryGetKernel(library, op.encode()))
-            if shared > 48 * 1024:
-                most = self.cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-                check(self.cuda.cuKernelSetAttribute(most, shared, found, self.device))
             self._kernels[op, variant] = found
-        return self._kernels[op, variant]
+        found = self._kernels[op, variant]
+        if shared > SHARED and (op, variant) not in self._large:
+            self._large.add((op, variant))
+            most = self.cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+            check(self.cuda.cuKernelSetAttribute(most, MOST_SHARED, found, self.device))
+        return found
 
     def alloc(self, size: int) -> int:
         address = int(check(self.cuda.cuMemAlloc(max(size, 16))))

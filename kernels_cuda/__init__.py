@@ -27,6 +27,8 @@ class Launch:
     shared: int = 0
 
 
+# Multiprocessors of the GPU: set it before asking for launches.
+PROCESSORS = [132]
 # Formats whose products with int8 activations have a kernel.
 INT8 = ("q4_0", "q8_0", "q4_k")
 # Formats that are packed as they are.
@@ -126,7 +128,10 @@ def variant_of(op: str, variant: str, dims: Mapping[str, int]) -> str | None:
         return variant
     sizes = HEAD_DIMS if "head_dim" in dims else [size for size in FEW if size >= dims["T"]]
     wanted = dims.get("head_dim")
+    module = import_module(TUNED[op][0])
     for size in sizes:
-        if f"{variant}:{size}" in variants and wanted in (None, size):
-            return f"{variant}:{size}"
+        sized = f"{variant}:{size}"
+        if sized in variants and wanted in (None, size):
+            if not hasattr(module, "fits") or module.fits(op, sized, dims):
+                return sized
     return None

@@ -22,6 +22,7 @@ from kernels_cuda.ptx import (
     load_i32,
     low_half,
     mma_f16,
+    quotient,
     shuffle_xor,
     store_4_f32,
     store_f32,
@@ -57,6 +58,7 @@ def make(head_dim):
     keys_of, values_of = registers(2 * 4 * pieces, u32), registers(4 * rounds, u32)
     query_of, group_sums = registers(8 * pieces, u32), registers(GROUP * 8, f32)
     per_warp = 32 // lanes
+    dim_shift, lanes_shift = head_dim.bit_length() - 1, lanes.bit_length() - 1
 
     def attention_chunks(
         sums, weights, q, k_cache, v_cache, positions, seq_of, block_tables, scale, window,
@@ -65,18 +67,19 @@ def make(head_dim):
         grid_go()
         c, g, t = i64(cuda.blockIdx.x), i64(cuda.blockIdx.y), i64(cuda.blockIdx.z)
         thread = i64(cuda.threadIdx.x)
-        lane, warp = thread % 32, thread // 32
-        group = heads // kv_heads
+        lane, warp = thread & 31, thread >> 5
+        group = quotient(heads, kv_heads)
         first_head = g * group
-        grid_wait()
+        # No kernel writes what the batch is made of.
         sequence = load_i32(seq_of + t * 4)
         position = load_i32(positions + t * 4)
         last = position - c * CHUNK
         first = i64(0)
         if window > 0:
             first = position - window + 1 - c * CHUNK
-        part = ((t * heads + first_head) * chunks + c)
+        part = (t * heads + first_head) * chunks + c
         if sequence < 0 or last < 0 or first >= CHUNK:
+            grid_wait()
             if thread < group:
                 store_f32(weights + (part + thread * chunks) * 8, NOTHING)
                 store_f32(weights + (part + thread * chunks) * 8 + 4, f32(0.0))
@@ -84,23 +87,29 @@ def make(head_dim):
         block = load_i32(block_tables + (sequence * B + c) * 4)
         base = (block * kv_heads + g) * (CHUNK * head_dim * 2)
         keys, values, query = keys_of(), values_of(), query_of()
+        # Where this step's tokens do not lie the cache can be read before they are there.
+        early = last - T >= CHUNK
+        if not early:
+            grid_wait()
         # All keys and values of the lane at once.
         for n in range(2):
-            p = k_cache + base + ((warp * 16 + n * 8 + lane // 4) * head_dim + lane % 4 * 8) * 2
+            p = k_cache + base + ((warp * 16 + n * 8 + (lane >> 2)) * head_dim + (lane & 3) * 8) * 2
             for i in range(pieces):
                 r = load_16(p + i * 64)
                 for j in range(4):
                     keys[(n * pieces + i) * 4 + j] = r[j]
-        slot = warp * per_warp + lane // lanes
-        v = v_cache + base + (slot * head_dim + lane % lanes * 8) * 2
+        slot = warp * per_warp + (lane >> lanes_shift)
+        v = v_cache + base + (slot * head_dim + (lane & (lanes - 1)) * 8) * 2
         for i in range(rounds):
             r = load_16(v + i * slots * head_dim * 2)
             for j in range(4):
                 values[i * 4 + j] = r[j]
-        head = lane // 4
+        if early:
+            grid_wait()
+        head = (lane >> 2)
         for half in range(2):
             row = min(head + half * 8, group - 1)
-            p = q + ((t * heads + first_head + row) * head_dim + lane % 4 * 8) * 4
+            p = q + ((t * heads + first_head + row) * head_dim + (lane & 3) * 8) * 4
             for i in range(pieces):
                 r = eight_halves(p + i * 128, f32(1.0))
                 for j in range(4):
@@ -117,14 +126,14 @@ def make(head_dim):
                     d, query[a + 2], query[b + 2], query[a + 3], query[b + 3],
                     keys[k + 2], keys[k + 3],
                 )
-            j = warp * 16 + n * 8 + lane % 4 * 2
+            j = warp * 16 + n * 8 + (lane & 3) * 2
             scores[head * CHUNK + j] = d[0]
             scores[head * CHUNK + j + 1] = d[1]
             scores[(head + 8) * CHUNK + j] = d[2]
             scores[(head + 8) * CHUNK + j + 1] = d[3]
         cuda.syncthreads()
         # A warp takes every fourth head, a lane two of its scores.
-        for h in range(warp, (group + GROUP - 1) // GROUP * GROUP, 4):
+        for h in range(warp, (group + (GROUP - 1)) & ~(GROUP - 1), 4):
             low = low_score(scores[h * CHUNK + lane] * scale, lane, first, last)
             high = low_score(scores[h * CHUNK + lane + 32] * scale, lane + 32, first, last)
             largest = warp_max(max(low, high))
@@ -163,7 +172,7 @@ def make(head_dim):
                         over[(warp * GROUP + m) * head_dim + lane * 8 + i] = add[m * 8 + i]
             cuda.syncthreads()
             for i in range(thread, GROUP * head_dim, 128):
-                m, d_ = i // head_dim, i % head_dim
+                m, d_ = i >> dim_shift, i & (head_dim - 1)
                 if h + m < group:
                     total = over[m * head_dim + d_]
                     for w in range(1, 4):

@@ -40,7 +40,7 @@ def make(op, head_dim):
         """Four components for each of the first `lanes` threads; nothing of use for the others."""
         h, t = i64(cuda.blockIdx.x), i64(cuda.blockIdx.y)
         thread = i64(cuda.threadIdx.x)
-        lane, warp = thread % 32, thread // 32
+        lane, warp = thread & 31, thread >> 5
         first = (t * heads + h) * chunks
         largest = NOTHING
         for c in range(lane, chunks, 32):
@@ -99,7 +99,7 @@ def make(op, head_dim):
         thread = i64(cuda.threadIdx.x)
         if thread < 32:
             row = i64(cuda.blockIdx.y) * heads + cuda.blockIdx.x
-            at = row * head_dim + min(thread, lanes - 8 + thread % 8) * 4
-            store_block(xq, xs, xsum, xtotal, at, v[0], v[1], v[2], v[3])
+            at = row * head_dim + thread * 4
+            store_block(xq, xs, xsum, xtotal, at, thread < lanes, v[0], v[1], v[2], v[3])
 
     return attention_merge if op == "attention_merge" else attention_merge_quantize

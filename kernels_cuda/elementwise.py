@@ -14,7 +14,7 @@ THREADS_OF = {
     "embed": ("T", "n_embd"),
     "kv_append": ("T", "heads", "head_dim"),
     "rope": ("T", "heads", "half"),
-    "rope_append": ("T", "all_heads", "head_dim"),
+    "rope_append": ("T", "all_heads", "pairs"),
     "rope_angles": ("T", "half"),
     "select_rows": ("R", "n"),
     "swiglu": ("rows", "n"),
@@ -22,6 +22,7 @@ THREADS_OF = {
 
 
 def launch(op, variant, dims):
+    dims = {**dims, "pairs": dims.get("head_dim", 0) // 2}
     threads = prod(dims[name] for name in THREADS_OF[op])
     return Launch((-(-threads // THREADS), 1, 1), (THREADS, 1, 1))
 

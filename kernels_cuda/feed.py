@@ -17,7 +17,7 @@ def kernel(op, variant):
 
     from kernels_cuda.elements import silu
     from kernels_cuda.int8 import store_block
-    from kernels_cuda.ptx import grid_go, grid_wait, load_4_f32
+    from kernels_cuda.ptx import grid_go, grid_wait, load_4_f32, quotient
 
     i64 = types.int64
 
@@ -25,12 +25,11 @@ def kernel(op, variant):
         grid_go()
         grid_wait()
         at = (i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) * 4
-        # Lanes past the end, whole eights of them, do the last block once more for the shuffles.
-        at = min(at, T * K - 32 + at % 32)
-        gate = gate_up + (at // K * K + at) * 4
+        inside = at < T * K
+        gate = gate_up + (quotient(at, K) * K + at) * 4 if inside else gate_up
         g, u = load_4_f32(gate), load_4_f32(gate + K * 4)
         store_block(
-            xq, xs, xsum, xtotal, at,
+            xq, xs, xsum, xtotal, at, inside,
             silu(g[0]) * u[0], silu(g[1]) * u[1], silu(g[2]) * u[2], silu(g[3]) * u[3],
         )
 

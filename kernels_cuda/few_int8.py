@@ -13,6 +13,7 @@ from kernels_cuda.ptx import (
     load_f32,
     mma_int8,
     store_f32,
+    stream_16,
 )
 
 f32, i64 = types.float32, types.int64
@@ -88,7 +89,7 @@ def make(name, tokens, warps):
     columns = 1 if tokens == 1 else 2
     n_sums = 4 * tiles
     add = in_turn([block(form, j, tiles, columns) for j in range(step_blocks)])
-    load = form.load
+    load = form.load(stream_16)
     factor = f32(form.factor)
     addresses, pairs = registers(tiles, i64), registers(2 * tiles, i64)
     floats, parts = registers(n_sums, f32), shared(warps * ROWS * 8 * tiles, f32)

@@ -14,12 +14,7 @@ from typing import Any
 from numba import cuda
 from numba.cuda import types
 
-from kernels_cuda.ptx import (
-    byte_to_f32,
-    high_half,
-    low_half,
-    stream_16,
-)
+from kernels_cuda.ptx import byte_to_f32, high_half, low_half
 
 u32 = types.uint32
 HIGH = u32(0xF0F0F0F0)
@@ -29,7 +24,8 @@ device = cuda.jit(device=True)
 
 @dataclass(frozen=True, slots=True)
 class Fragments:
-    """`load(p, lane)` gives a lane's registers of the step at address p. `quants(j)` makes the
+    """`load(read)` makes the function that gives a lane's registers of the step at an address, by a
+    `read` of 16 bytes. `quants(j)` makes the
     function from these to the operand a of block j, `scales(j)` that to the steps of both rows,
     `minima(j)` that to what is taken off in them. `factor` is what the products lack."""
 
@@ -55,16 +51,19 @@ def half_scales(first):
     return scales
 
 
-@device
-def load_q8_0(p, lane):
-    q = p + lane * 16
-    return (
-        stream_16(q)
-        + stream_16(q + 512)
-        + stream_16(q + 1024)
-        + stream_16(q + 1536)
-        + stream_16(p + 2048 + (lane >> 2) * 16)
-    )
+def load_q8_0(read):
+    @device
+    def load(p, lane):
+        q = p + lane * 16
+        return (
+            read(q)
+            + read(q + 512)
+            + read(q + 1024)
+            + read(q + 1536)
+            + read(p + 2048 + (lane >> 2) * 16)
+        )
+
+    return load
 
 
 def quants_q8_0(j):
@@ -77,10 +76,13 @@ def quants_q8_0(j):
     return of_block
 
 
-@device
-def load_q4_0(p, lane):
-    q = p + lane * 16
-    return stream_16(q) + stream_16(q + 512) + stream_16(p + 1024 + (lane >> 2) * 16)
+def load_q4_0(read):
+    @device
+    def load(p, lane):
+        q = p + lane * 16
+        return read(q) + read(q + 512) + read(p + 1024 + (lane >> 2) * 16)
+
+    return load
 
 
 def quants_q4_0(j):
@@ -95,18 +97,21 @@ def quants_q4_0(j):
     return of_block
 
 
-@device
-def load_q4_k(p, lane):
-    q = p + lane * 16
-    s = p + 2048 + (lane >> 2) * 16
-    return (
-        stream_16(q)
-        + stream_16(q + 512)
-        + stream_16(q + 1024)
-        + stream_16(q + 1536)
-        + six_bits(stream_16(s))
-        + six_bits(stream_16(s + 128))
-    )
+def load_q4_k(read):
+    @device
+    def load(p, lane):
+        q = p + lane * 16
+        s = p + 2048 + (lane >> 2) * 16
+        return (
+            read(q)
+            + read(q + 512)
+            + read(q + 1024)
+            + read(q + 1536)
+            + six_bits(read(s))
+            + six_bits(read(s + 128))
+        )
+
+    return load
 
 
 @device

@@ -34,8 +34,9 @@ def four_bytes(a, b, c, d):
 
 
 @device
-def store_block(xq, xs, xsum, xtotal, at, a, b, c, d):
-    """Values `at` to `at` + 3 of the rows taken as one, by each of eight neighbouring lanes."""
+def store_block(xq, xs, xsum, xtotal, at, inside, a, b, c, d):
+    """Values `at` to `at` + 3 of the rows taken as one, by each of eight neighbouring lanes; by all
+    lanes of a warp at once, of which those inside store."""
     largest = larger(larger(abs(a), abs(b)), larger(abs(c), abs(d)))
     largest = larger(largest, shuffle_xor(largest, u32(1)))
     largest = larger(largest, shuffle_xor(largest, u32(2)))
@@ -49,14 +50,15 @@ def store_block(xq, xs, xsum, xtotal, at, a, b, c, d):
         q = four_bytes(
             rint_i32(a * inverse), rint_i32(b * inverse), rint_i32(c * inverse), rint_i32(d * inverse)
         )
-    store_4(xq + at, q)
+    if inside:
+        store_4(xq + at, q)
     total = dp4a(q, ONES, u32(0))
     total = total + shuffle_xor_u32(total, u32(1))
     total = u32(total + shuffle_xor_u32(total, u32(2)))
-    block = at // 32
-    if at % 16 == 0:
-        store_4(xsum + (at // 16) * 4, total)
+    block = at >> 5
+    if inside and at & 15 == 0:
+        store_4(xsum + (at >> 4) * 4, total)
     total = u32(total + shuffle_xor_u32(total, u32(4)))
-    if at % 32 == 0:
+    if inside and at & 31 == 0:
         store_f32(xs + block * 4, scale)
         store_f32(xtotal + block * 4, scale * i32_to_f32(total))

@@ -1,34 +1,65 @@
 """Matrix products with few tokens, up to 64: a block of threads takes 16 rows of the weight, its
 warps share the columns, and the tensor cores multiply 16 rows by 8 tokens at a time.
 
-Each weight is read once, from memory to registers. Tokens past the last one repeat it and are not
-stored. A token's sums do not depend on the other tokens, and the order of the sums depends on the
-number of warps alone.
+Each weight is read once, from memory to registers. A token's sums do not depend on the other tokens,
+and the order of the sums depends on the number of warps alone.
 """
 
 from __future__ import annotations
 
-from kernels_cuda import Launch
+from kernels_cuda import PROCESSORS, Launch, few
+from kernels_cuda.layouts import STEPS
 
 ROWS = 16
 # Warps of a block.
 WARPS = {"1": 8, "8": 8, "16": 8, "32": 8, "64": 4}
+WITH_MINIMA = ("q4_1", "q4_k", "q5_k")
 
 
 def split(variant):
     name, _, tokens = variant.partition(":")
-    return name, tokens
+    return name, int(tokens)
+
+
+def rings_of(op, variant, dims):
+    """Bytes before the rings, and of a piece, of a kernel for up to 8 tokens."""
+    name, tokens = split(variant)
+    if op == "matmul":
+        return few.fixed_bytes(-(-dims["K"] // 64) * 64, 0, tokens, 2, 0), 2048
+    step = STEPS[name]
+    blocks = -(-dims["K"] // (32 * step.blocks)) * step.blocks
+    arrays = 2 if name in WITH_MINIMA else 1
+    return few.fixed_bytes(blocks * 32, blocks, tokens, 1, arrays), step.total_bytes
+
+
+def fits(op, variant, dims):
+    """Whether the activations leave room for rings in shared memory."""
+    if split(variant)[1] > 8:
+        return True
+    fixed, piece = rings_of(op, variant, dims)
+    return fixed + few.WARPS * 2 * piece <= few.MOST
 
 
 def launch(op, variant, dims):
-    warps = WARPS[split(variant)[1]]
-    return Launch((-(-dims["N"] // ROWS), 1, 1), (32 * warps, 1, 1))
+    name, tokens = split(variant)
+    groups = -(-dims["N"] // ROWS)
+    if tokens <= 8:
+        fixed, piece = rings_of(op, variant, dims)
+        rings = few.WARPS * few.stages_of(fixed, piece) * piece
+        return Launch((min(groups, PROCESSORS[0]), 1, 1), (32 * few.WARPS, 1, 1), fixed + rings)
+    warps = WARPS[str(tokens)]
+    return Launch((groups, 1, 1), (32 * warps, 1, 1))
 
 
 def kernel(op, variant):
     name, tokens = split(variant)
+    if tokens <= 8:
+        from kernels_cuda import few_halves_rings, few_int8_rings
+
+        module = few_halves_rings if op == "matmul" else few_int8_rings
+        return module.make(name, tokens)
     if op == "matmul":
         from kernels_cuda.few_halves import make
     else:
         from kernels_cuda.few_int8 import make
-    return make(name, int(tokens), WARPS[tokens])
+    return make(name, tokens, WARPS[str(tokens)])

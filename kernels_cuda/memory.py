@@ -80,3 +80,21 @@ def matrix_u8(typing_context, address, n, m):
         return array._getvalue()
 
     return array_type(types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def dynamic_shared(typing_context):
+    """The 32-bit address of the block's dynamic shared memory, a multiple of 1024."""
+
+    def generate(context, builder, signature, arguments):
+        kind = ir.ArrayType(ir.IntType(8), 0)
+        name = "dynamic_shared"
+        if name in builder.module.globals:
+            variable = builder.module.globals[name]
+        else:
+            variable = cgutils.add_global_variable(builder.module, kind, name, SHARED)
+            variable.linkage = "external"
+            variable.align = 1024
+        return builder.trunc(builder.ptrtoint(variable, INT64), ir.IntType(32))
+
+    return types.uint32(), generate

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from kernels_cuda import Launch
 
+# So few that a block of the next product fits beside them.
 THREADS = 512
 WARPS = THREADS // 32
 

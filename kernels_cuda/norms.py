@@ -47,47 +47,74 @@ def rmsnorm(out, x, weight, eps, rows, n):
 
 
 @device
-def normalise(xq, xs, xsum, xtotal, row, weight, scale, start, n, thread):
-    """int8 of a row of n values, a multiple of 32, at address `row`; `start` counts the values of
-    the rows before it. Lanes past the end do the last block once more."""
-    for first in range(0, n, 4 * THREADS):
-        i = first + thread * 4
-        i = min(i, n - 32 + i % 32)
-        v, w = load_4_f32(row + i * 4), load_4_f32(weight + i * 4)
-        store_block(
-            xq, xs, xsum, xtotal, start + i,
-            v[0] * scale * w[0], v[1] * scale * w[1], v[2] * scale * w[2], v[3] * scale * w[3],
-        )
+def sum_row(row, y, adds, n, start, at):
+    """The sum of squares of this thread's values of a row from `start` on, y added if it `adds`."""
+    total = f32(0.0)
+    for i in range(start, n, 4 * THREADS):
+        v = added(row, y, adds, i, at)
+        total += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3]
+    return total
+
+
+@device
+def added(row, y, adds, i, at):
+    """Four values from i on, y added to them in place if it `adds`."""
+    v = load_4_f32(row + i * 4)
+    if adds:
+        w = load_4_f32(y + (at + i) * 4)
+        v = (v[0] + w[0], v[1] + w[1], v[2] + w[2], v[3] + w[3])
+        store_4_f32(row + i * 4, v[0], v[1], v[2], v[3])
+    return v
+
+
+@device
+def put_four(xq, xs, xsum, xtotal, at, inside, v, w, scale):
+    store_block(
+        xq, xs, xsum, xtotal, at, inside,
+        v[0] * scale * w[0], v[1] * scale * w[1], v[2] * scale * w[2], v[3] * scale * w[3],
+    )
+
+
+@device
+def normalise(xq, xs, xsum, xtotal, x, y, adds, weight, eps, K):
+    """int8 of a block's row of x, y added to it in place if it `adds`. Eight values of each thread
+    stay in registers, which is all of them up to 4096; K is a multiple of 32."""
+    at = i64(cuda.blockIdx.x) * K
+    row = x + at * 4
+    one = i64(cuda.threadIdx.x) * 4
+    two = one + 4 * THREADS
+    first, second = one < K, two < K
+    w = load_4_f32(weight + one * 4 if first else weight)
+    u = load_4_f32(weight + two * 4 if second else weight)
+    grid_wait()
+    v = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+    r = v
+    if first:
+        v = added(row, y, adds, one, at)
+    if second:
+        r = added(row, y, adds, two, at)
+    total = v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3]
+    total += r[0] * r[0] + r[1] * r[1] + r[2] * r[2] + r[3] * r[3]
+    total += sum_row(row, y, adds, K, two + 4 * THREADS, at)
+    scale = inverse_rms(total_of(total, warp_sums()), K, eps)
+    put_four(xq, xs, xsum, xtotal, at + one, first, v, w, scale)
+    put_four(xq, xs, xsum, xtotal, at + two, second, r, u, scale)
+    for start in range(8 * THREADS, K, 4 * THREADS):
+        i = start + one
+        inside = i < K
+        v = load_4_f32(row + i * 4 if inside else row)
+        w = load_4_f32(weight + i * 4 if inside else weight)
+        put_four(xq, xs, xsum, xtotal, at + i, inside, v, w, scale)
 
 
 def rmsnorm_quantize(xq, xs, xsum, xtotal, x, weight, eps, T, K, blocks, halves):
     grid_go()
-    start = i64(cuda.blockIdx.x) * K
-    row = x + start * 4
-    thread = i64(cuda.threadIdx.x)
-    grid_wait()
-    total = f32(0.0)
-    for i in range(thread * 4, K, 4 * THREADS):
-        v = load_4_f32(row + i * 4)
-        total += v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3]
-    scale = inverse_rms(total_of(total, warp_sums()), K, eps)
-    normalise(xq, xs, xsum, xtotal, row, weight, scale, start, K, thread)
+    normalise(xq, xs, xsum, xtotal, x, x, False, weight, eps, K)
 
 
 def add_rmsnorm_quantize(x, xq, xs, xsum, xtotal, y, weight, eps, T, K, blocks, halves):
     grid_go()
-    start = i64(cuda.blockIdx.x) * K
-    row = x + start * 4
-    thread = i64(cuda.threadIdx.x)
-    grid_wait()
-    total = f32(0.0)
-    for i in range(thread * 4, K, 4 * THREADS):
-        v, w = load_4_f32(row + i * 4), load_4_f32(y + (start + i) * 4)
-        a, b, c, d = v[0] + w[0], v[1] + w[1], v[2] + w[2], v[3] + w[3]
-        store_4_f32(row + i * 4, a, b, c, d)
-        total += a * a + b * b + c * c + d * d
-    scale = inverse_rms(total_of(total, warp_sums()), K, eps)
-    normalise(xq, xs, xsum, xtotal, row, weight, scale, start, K, thread)
+    normalise(xq, xs, xsum, xtotal, x, y, True, weight, eps, K)
 
 
 def add_rmsnorm(x, out, y, weight, eps, T, K):

@@ -197,3 +197,65 @@ mma_int8_half = instruction(
     "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, {$4, $5}, "
     "{$6}, {m, m, m, m}; %s }" % (_SHIFTED, _UNSHIFT),
 )
+
+# Shared memory, by its 32-bit addresses.
+shared_16 = instruction([u32] * 4, [u32], quad("ld.shared.v4.u32 {4}, [$4];"), memory=True)
+shared_8 = instruction([u32] * 2, [u32], "ld.shared.v2.u32 {$0, $1}, [$2];", memory=True)
+shared_f32 = instruction([f32], [u32], "ld.shared.f32 $0, [$1];", memory=True)
+shared_2_f32 = instruction([f32] * 2, [u32], "ld.shared.v2.f32 {$0, $1}, [$2];", memory=True)
+put_16 = instruction(
+    [], [u32, u32, u32, u32, u32], "st.shared.v4.u32 [$0], {$1, $2, $3, $4};", memory=True
+)
+put_4 = instruction([], [u32, u32], "st.shared.u32 [$0], $1;", memory=True)
+put_f32 = instruction([], [u32, f32], "st.shared.f32 [$0], $1;", memory=True)
+
+# Barriers in shared memory that copies arrive at (sm_90): a phase is over when `expect` has been
+# called and as many bytes have come; `await_phase` waits for the end of a phase of that parity.
+barrier_init = instruction(
+    [], [u32, u32], "mbarrier.init.shared::cta.b64 [$0], $1;", memory=True, least=(9, 0)
+)
+barriers_visible = instruction(
+    [],
+    [],
+    "fence.mbarrier_init.release.cluster; fence.proxy.async.shared::cta;",
+    memory=True,
+    least=(9, 0),
+)
+expect = instruction(
+    [],
+    [u32, u32],
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;",
+    memory=True,
+    least=(9, 0),
+)
+await_phase = instruction(
+    [],
+    [u32, u32],
+    "{ .reg .pred p; AGAIN: mbarrier.try_wait.parity.shared::cta.b64 p, [$0], $1; "
+    "@p bra DONE; bra AGAIN; DONE: }",
+    memory=True,
+    least=(9, 0),
+)
+# To shared memory at $0 from $1, $2 bytes (a multiple of 16), telling the barrier at $3.
+copy_bulk = instruction(
+    [],
+    [u32, i64, u32, u32],
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];",
+    memory=True,
+    least=(9, 0),
+)
+async_sees_shared = instruction(
+    [], [], "fence.proxy.async.shared::cta;", memory=True, least=(9, 0)
+)
+
+# Quotient and remainder of numbers from 0 to 2^32 - 1: a fraction of what 64-bit ones cost.
+quotient = instruction(
+    [i64],
+    [i64, i64],
+    "{ .reg .u32 a, b; cvt.u32.u64 a, $1; cvt.u32.u64 b, $2; div.u32 a, a, b; cvt.u64.u32 $0, a; }",
+)
+remainder = instruction(
+    [i64],
+    [i64, i64],
+    "{ .reg .u32 a, b; cvt.u32.u64 a, $1; cvt.u32.u64 b, $2; rem.u32 a, a, b; cvt.u64.u32 $0, a; }",
+)

@@ -24,9 +24,8 @@ def kernel(op, variant):
         grid_go()
         grid_wait()
         at = (i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) * 4
-        # Lanes past the end, whole eights of them, do the last block once more for the shuffles.
-        at = min(at, T * K - 32 + at % 32)
-        v = load_4_f32(x + at * 4)
-        store_block(xq, xs, xsum, xtotal, at, v[0], v[1], v[2], v[3])
+        inside = at < T * K
+        v = load_4_f32(x + at * 4 if inside else x)
+        store_block(xq, xs, xsum, xtotal, at, inside, v[0], v[1], v[2], v[3])
 
     return quantize

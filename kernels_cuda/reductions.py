@@ -50,8 +50,8 @@ def block_sum(warps):
     def reduce(x, shared):
         thread = cuda.threadIdx.x
         x = warp_sum(x)
-        if thread % 32 == 0:
-            shared[thread // 32] = x
+        if thread & 31 == 0:
+            shared[thread >> 5] = x
         cuda.syncthreads()
         total = types.float32(0.0)
         for w in range(warps):
