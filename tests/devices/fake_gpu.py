@@ -30,6 +30,7 @@ class FakeGpu:
     ordinal = 0
     name = "a fake GPU"
     capability = (9, 0)
+    processors = 132
 
     def __init__(self, free: int = 2**31) -> None:
         self.free = free

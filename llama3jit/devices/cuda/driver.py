@@ -60,6 +60,7 @@ class Gpu:
         self.name = str(self._device.name)
         major, minor = self._device.compute_capability
         self.capability = (int(major), int(minor))
+        self.processors = int(self._device.properties.multiprocessor_count)
 
     def enter(self) -> None:
         """Make the device current in this thread."""

@@ -16,8 +16,10 @@ from llama3jit.devices.cuda.lower import (
     Choice,
     Lowered,
     Part,
+    columns,
     has_tuned_cache,
     int8_operands,
+    product_dims,
     product_op,
     written,
 )
@@ -73,7 +75,8 @@ class Lowering:
         """The op whose tuned kernel does this matmul, if there is one."""
         if not self.tuned or row.op != "matmul":
             return None
-        return product_op(row.variant, self.tokens_of(str(row.operands["x"])))
+        tokens = self.tokens_of(str(row.operands["x"]))
+        return product_op(row, self.lowered.operands, tokens)
 
     def wants_int8(self, name: str, at: int) -> bool:
         """Whether all that reads an operand from row `at` on takes it as int8."""
@@ -119,14 +122,6 @@ class Lowering:
         self.lowered.packed[name] = parts
         return name
 
-    def columns(self, x: str) -> int:
-        """Values of a row of activations."""
-        _, *rest = self.lowered.operands[x].shape
-        n = 1
-        for dim in rest:
-            n *= int(dim)
-        return n
-
     def can_stack(self, rows: list[Row]) -> bool:
         """Whether these are products of one x that one product can do."""
         first = rows[0]
@@ -146,10 +141,11 @@ class Lowering:
         op, x = self.product_op(rows[0]), str(rows[0].operands["x"])
         assert op is not None
         weights = [str(row.operands["weight"]) for row in rows]
-        packed = self.packed(name, weights, rows[0].variant, self.columns(x))
+        packed = self.packed(name, weights, rows[0].variant, columns(self.lowered.operands[x]))
         values = self.activations(op, x)
         operands: Values = {"out": out, "weight": packed, **values}
-        self.add(op, rows[0].variant, operands, T=self.tokens_of(x))
+        dims = product_dims(rows[0], self.lowered.operands, self.tokens_of(x))
+        self.add(op, rows[0].variant, operands, **dims)
 
     def qkv(self, at: int) -> int:
         """q, k and v of one product; then the rotation of q, and that of k with the cache."""
@@ -249,10 +245,11 @@ class Lowering:
         if op is None:
             return 0
         weight, x = str(row.operands["weight"]), str(row.operands["x"])
-        packed = self.packed(weight, [weight], row.variant, self.columns(x))
+        packed = self.packed(weight, [weight], row.variant, columns(self.lowered.operands[x]))
         operands: Values = {"out": row.operands["out"], "weight": packed}
         values = self.activations(op, x)
-        self.add(op, row.variant, {**operands, **values}, T=self.tokens_of(x))
+        dims = product_dims(row, self.lowered.operands, self.tokens_of(x))
+        self.add(op, row.variant, {**operands, **values}, **dims)
         return 1
 
     def single(self, at: int) -> int:

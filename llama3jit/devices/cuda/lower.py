@@ -109,10 +109,11 @@ def fit_limits(plan: Plan, limits: Limits, *, exact: bool, portable: bool = Fals
     few tokens alone."""
     most = limits.max_tokens
     for row in plan.rows:
-        if exact or portable or row.op != "matmul" or product_op(row.variant, 1) is None:
+        if exact or portable or row.op != "matmul":
             continue
-        fitting = [n for n in counts_up_to(most) if product_op(row.variant, n) is not None]
-        most = max(fitting)
+        counts = counts_up_to(most)
+        fitting = [n for n in counts if product_op(row, plan.operands, n) is not None]
+        most = max(fitting, default=most)
     if has_tuned_cache(plan, exact=exact, portable=portable):
         most = min(most, FEW)
     most = max(most, limits.max_sequences)
@@ -120,12 +121,23 @@ def fit_limits(plan: Plan, limits: Limits, *, exact: bool, portable: bool = Fals
     return replace(limits, max_tokens=min(most, limits.max_tokens), max_logits_rows=rows)
 
 
-def product_op(variant: str, n_tokens: int) -> str | None:
-    """The op whose tuned kernel multiplies so many tokens by a weight of a format."""
+def product_op(row: Row, operands: Mapping[str, Operand], n_tokens: int) -> str | None:
+    """The op whose tuned kernel does a matmul of so many tokens."""
     for op in ("matmul_int8", "matmul"):
-        if tuned_unit(op, variant, {"T": n_tokens}) is not None:
+        if tuned_unit(op, row.variant, product_dims(row, operands, n_tokens)) is not None:
             return op
     return None
+
+
+def product_dims(row: Row, operands: Mapping[str, Operand], n_tokens: int) -> dict[str, int]:
+    """The dims of a matmul of so many tokens that a kernel is chosen by."""
+    n = operands[str(row.operands["weight"])].shape[0]
+    return {"T": n_tokens, "N": int(n), "K": columns(operands[str(row.operands["x"])])}
+
+
+def columns(operand: Operand) -> int:
+    """Values of one row of activations."""
+    return prod(int(dim) for dim in operand.shape[1:])
 
 
 def has_tuned_cache(plan: Plan, *, exact: bool, portable: bool) -> bool:
@@ -148,8 +160,7 @@ def has_tuned_cache(plan: Plan, *, exact: bool, portable: bool) -> bool:
 
 def int8_operands(shape: tuple[int | str, ...]) -> dict[str, tuple[str, Operand]]:
     """For each int8 parameter the name and the operand that hold activations of this shape."""
-    rows, *rest = shape
-    n = prod(int(dim) for dim in rest)
+    rows, n = shape[0], prod(int(dim) for dim in shape[1:])
     return {
         key: (f"{key}.{rows}.{n}", Operand("buffer", dtype, (rows, n // each)))
         for key, (dtype, each) in INT8.items()

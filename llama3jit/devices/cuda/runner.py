@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+import kernels_cuda
 from llama3jit.compile.cuda.library import find_code
 from llama3jit.compile.cuda.units import is_tuned, signature_of, symbol
 from llama3jit.compile.units import Unit
@@ -65,6 +66,7 @@ class CudaRunner:
         self._choice = partial(Choice, exact=exact, portable=portable)
         self.lowered = lower_all(plan, limits, exact=exact, portable=portable)
         self.gpu = gpu
+        kernels_cuda.PROCESSORS[0] = gpu.processors  # launches are shaped by it
         self._kernels = kernels
         self._cancelled = threading.Event()
         self._graphs: dict[Shape, tuple[Any, dict[str, NDArray[Any]]]] = {}

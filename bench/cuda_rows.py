@@ -1,0 +1,104 @@
+"""What each kind of row of a forward pass takes on a GPU, beside what it moves.
+
+    python bench/cuda_rows.py MODEL [--tokens 1] [--context 128] [--n-ctx 4096]
+
+All rows of one kind (a kernel and its sizes), as they are in the pass, each with its own weights,
+are one graph, which is run and timed by itself; so a row's time has the launch in it. Bytes are
+those of weights, and of keys and values of the context.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from typing import Any
+
+from llama3jit.devices.choose import open_runner
+from llama3jit.devices.cuda.lower import dims_of, launch_of, lower
+from llama3jit.devices.cuda.runner import CudaRunner
+from llama3jit.devices.cuda.shapes import shape_of, sizes_of
+from llama3jit.files.gguf import open_gguf
+from llama3jit.files.store import resolve
+from llama3jit.model.batch import Piece, make_batch
+from llama3jit.model.config import read_config
+
+REPEATS = 20
+
+
+def time_graph(gpu: Any, graph: Any) -> float:
+    """Microseconds of a graph, the median of several runs, by the device's clock."""
+    from cuda.bindings import driver
+
+    from llama3jit.devices.cuda.driver import called
+
+    times = []
+    for _ in range(REPEATS + 3):
+        begin, end = (called(driver.cuEventCreate(0)) for _ in range(2))
+        called(driver.cuEventRecord(begin, gpu._handle))
+        gpu.run(graph)
+        called(driver.cuEventRecord(end, gpu._handle))
+        gpu.synchronize()
+        times.append(1000 * called(driver.cuEventElapsedTime(begin, end)))
+    return statistics.median(times[3:])
+
+
+def measure(runner: CudaRunner, n_tokens: int, context: int) -> list[dict[str, Any]]:
+    """A dict for each kind of row, and one for the whole pass."""
+    n_blocks = -(-(context + n_tokens) // 64)
+    piece = Piece([1] * n_tokens, context, list(range(n_blocks)))
+    runner.forward(make_batch([piece]))
+    shape = shape_of(runner.limits, n_tokens, 1, n_blocks)
+    graph, _ = runner._graphs[shape]
+    lowered = lower(runner._plan, runner._choice(shape.n_tokens, shape.n_rows))
+    sizes = sizes_of(shape, runner.limits)
+    _, addresses, _ = runner._batch_arrays(shape)
+    kinds: dict[Any, list[Any]] = {}
+    for row, unit in zip(lowered.rows, lowered.units, strict=True):
+        dims = dims_of(row, lowered.operands, sizes)
+        kinds.setdefault((unit, tuple(dims.items())), []).append(row)
+    found = []
+    for (unit, pairs), rows in kinds.items():
+        dims = dict(pairs)
+
+        def work(unit: Any = unit, rows: Any = rows, dims: Any = dims) -> None:
+            for i, row in enumerate(rows):
+                arguments = runner._arguments(row, addresses, dims)
+                overlap = i > 0 and unit.module.startswith("kernels_cuda.")
+                kernel = runner._kernels[unit]
+                runner.gpu.launch(kernel, launch_of(unit, dims), arguments, overlap=overlap)
+
+        each = time_graph(runner.gpu, runner.gpu.capture(work)) / len(rows)
+        nbytes = dims["rows"] * dims["row_bytes"] if unit.op.startswith("matmul") else 0
+        if unit.op.startswith("attention") and "kv_heads" in dims:
+            nbytes = 4 * (context + n_tokens) * dims["kv_heads"] * dims["head_dim"]
+        name = f"{unit.op}.{unit.variant}" if unit.variant else unit.op
+        found.append({"row": name, "dims": dims, "count": len(rows), "us": each, "bytes": nbytes})
+    whole = time_graph(runner.gpu, graph)
+    total = sum(row["bytes"] * row["count"] for row in found)
+    found.append({"row": "the whole pass", "dims": {}, "count": 1, "us": whole, "bytes": total})
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Time the rows of a forward pass on a GPU.")
+    parser.add_argument("model")
+    parser.add_argument("--tokens", type=int, default=1)
+    parser.add_argument("--context", type=int, default=128)
+    parser.add_argument("--n-ctx", type=int, default=4096)
+    given = parser.parse_args()
+    gguf = open_gguf(resolve(given.model))
+    runner = open_runner(gguf, read_config(gguf), device="cuda", n_ctx=given.n_ctx)
+    assert isinstance(runner, CudaRunner)
+    print("| row | sizes | rows | us each | GB/s | us in all |")
+    print("| --- | --- | ---: | ---: | ---: | ---: |")
+    for row in measure(runner, given.tokens, given.context):
+        sizes = " ".join(f"{k}={v}" for k, v in row["dims"].items() if k in ("T", "N", "K", "n"))
+        rate = row["bytes"] / row["us"] / 1000
+        print(
+            f"| {row['row']} | {sizes} | {row['count']} | {row['us']:.2f} | {rate:.0f} | "
+            f"{row['us'] * row['count']:.1f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
