@@ -13,6 +13,8 @@ MOST = 226 * 1024  # bytes of shared memory that a block may take
 RING = 120 * 1024
 WARPS = 16
 ROWS = 16
+LEAST = 116 * 1024
+PERSISTENT = True
 BARRIERS = 4096  # bytes: for up to 32 stages of 16 warps
 
 

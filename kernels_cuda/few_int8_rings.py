@@ -15,6 +15,7 @@ from kernels_cuda.ptx import (
     load_4,
     load_16,
     mma_int8,
+    mma_int8_column,
     put_4,
     put_16,
     put_f32,
@@ -22,6 +23,7 @@ from kernels_cuda.ptx import (
     shared_8,
     shared_16,
     shared_2_f32,
+    shared_4_f32,
     shared_f32,
     store_f32,
 )
@@ -41,9 +43,31 @@ row_bytes_of, fixed_bytes, stages_of = (
 )
 
 
-def block(form, j, tokens):
-    """Add the products of block j of a step to four sums, as `mma_int8` gives them: for one token
-    the first and third. `x`, `scales` and `totals` are addresses for the step."""
+def block_of_one(form, j):
+    """Add the products of block j of a step to two sums, of rows l / 4 and 8 more; `x` is the
+    address of the step's activations, `scales` and `totals` are its blocks' own."""
+    quants, steps = form.quants(j), form.scales(j)
+    has_minima = form.minima is not None
+    minima = form.minima(j) if has_minima else steps
+
+    @device
+    def of_block(sums, r, x, scales, totals, first, blocks):
+        a = quants(r)
+        low, high = steps(r)
+        b = shared_8(x + 32 * j)
+        d = mma_int8_column(a[0], a[1], a[2], a[3], b[0], b[1])
+        sums[0] += d[0] * (low * scales[j])
+        sums[2] += d[1] * (high * scales[j])
+        if has_minima:
+            less_low, less_high = minima(r)
+            sums[0] -= less_low * totals[j]
+            sums[2] -= less_high * totals[j]
+
+    return of_block
+
+
+def block_of_eight(form, j):
+    """The same for four sums, as `mma_int8` gives them; `scales` and `totals` are addresses."""
     quants, steps = form.quants(j), form.scales(j)
     has_minima = form.minima is not None
     minima = form.minima(j) if has_minima else steps
@@ -54,30 +78,35 @@ def block(form, j, tokens):
         low, high = steps(r)
         b = shared_8(x + 32 * j)
         d = mma_int8(a[0], a[1], a[2], a[3], b[0], b[1])
-        if tokens == 1:
-            s = shared_f32(scales + 4 * j)
-            sums[0] += d[0] * (low * s)
-            sums[2] += d[2] * (high * s)
-        else:
-            s = shared_2_f32(scales + 32 * j)
-            sums[0] += d[0] * (low * s[0])
-            sums[1] += d[1] * (low * s[1])
-            sums[2] += d[2] * (high * s[0])
-            sums[3] += d[3] * (high * s[1])
+        s = shared_2_f32(scales + 32 * j)
+        sums[0] += d[0] * (low * s[0])
+        sums[1] += d[1] * (low * s[1])
+        sums[2] += d[2] * (high * s[0])
+        sums[3] += d[3] * (high * s[1])
         if has_minima:
             less_low, less_high = minima(r)
-            if tokens == 1:
-                s_ = shared_f32(totals + 4 * j)
-                sums[0] -= less_low * s_
-                sums[2] -= less_high * s_
-            else:
-                s_ = shared_2_f32(totals + 32 * j)
-                sums[0] -= less_low * s_[0]
-                sums[1] -= less_low * s_[1]
-                sums[2] -= less_high * s_[0]
-                sums[3] -= less_high * s_[1]
+            s = shared_2_f32(totals + 32 * j)
+            sums[0] -= less_low * s[0]
+            sums[1] -= less_low * s[1]
+            sums[2] -= less_high * s[0]
+            sums[3] -= less_high * s[1]
 
     return of_block
+
+
+@device
+def four_scales(at):
+    return shared_4_f32(at)
+
+
+@device
+def eight_scales(at):
+    return shared_4_f32(at) + shared_4_f32(u32(at + 16))
+
+
+@device
+def address(at):
+    return at
 
 
 @device
@@ -111,9 +140,12 @@ def make(name, tokens):
     """The kernel for a format, for 1 or for up to 8 tokens."""
     form, step = FRAGMENTS[name], STEPS[name]
     step_blocks, step_bytes = step.blocks, step.total_bytes
-    add = in_turn([block(form, j, tokens) for j in range(step_blocks)])
+    block = block_of_one if tokens == 1 else block_of_eight
+    add = in_turn([block(form, j) for j in range(step_blocks)])
+    scales_of = {4: four_scales, 8: eight_scales}[step_blocks] if tokens == 1 else address
     load = form.load(shared_16)
     factor = f32(form.factor)
+    # Without minima nothing reads the totals, which then are any numbers.
     has_minima = form.minima is not None
     arrays = 2 if has_minima else 1
     floats = registers(4, f32)
@@ -135,7 +167,7 @@ def make(name, tokens):
         stages = stages_of(fixed, step_bytes)
         x_at = base + PARTIAL + 2 * WARPS * outputs * 4
         scales_at = x_at + tokens * row_bytes_of(blocks * 32, 1)
-        totals_at = scales_at + blocks * scale_bytes
+        totals_at = scales_at + blocks * scale_bytes if has_minima else scales_at
         ring = u32(base + fixed + warp * stages * step_bytes)
         barriers = u32(base + warp * stages * 8)
         past = u32(barriers + stages * 8)
@@ -201,7 +233,7 @@ def make(name, tokens):
                     if coming == 0:
                         coming = mine
                         source += jump
-                add(sums, r, x, scales, totals, 0, 0)
+                add(sums, r, x, scales_of(scales), scales_of(totals), 0, 0)
                 x = u32(x + WARPS * step_blocks * 32)
                 scales = u32(scales + WARPS * step_blocks * scale_bytes)
                 totals = u32(totals + WARPS * step_blocks * scale_bytes)

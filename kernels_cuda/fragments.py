@@ -80,7 +80,15 @@ def load_q4_0(read):
     @device
     def load(p, lane):
         q = p + lane * 16
-        return read(q) + read(q + 512) + read(p + 1024 + (lane >> 2) * 16)
+        s = p + 2048 + (lane >> 2) * 16
+        return (
+            read(q)
+            + read(q + 512)
+            + read(q + 1024)
+            + read(q + 1536)
+            + read(s)
+            + read(s + 128)
+        )
 
     return load
 
@@ -170,6 +178,6 @@ def k_scales(first):
 
 FRAGMENTS = {
     "q8_0": Fragments(load_q8_0, quants_q8_0, half_scales(16)),
-    "q4_0": Fragments(load_q4_0, quants_q4_0, half_scales(8), factor=1 / 16),
+    "q4_0": Fragments(load_q4_0, quants_q4_0, half_scales(16), factor=1 / 16),
     "q4_k": Fragments(load_q4_k, quants_nibbles, *k_scales(16)),
 }

@@ -46,7 +46,9 @@ def launch(op, variant, dims):
     if tokens <= 8:
         fixed, piece = rings_of(op, variant, dims)
         rings = few.WARPS * few.stages_of(fixed, piece) * piece
-        return Launch((min(groups, PROCESSORS[0]), 1, 1), (32 * few.WARPS, 1, 1), fixed + rings)
+        blocks = min(groups, PROCESSORS[0]) if few.PERSISTENT else groups
+        shared = max(few.LEAST, fixed + rings) if few.PERSISTENT else fixed + rings
+        return Launch((blocks, 1, 1), (32 * few.WARPS, 1, 1), shared)
     warps = WARPS[str(tokens)]
     return Launch((groups, 1, 1), (32 * warps, 1, 1))
 

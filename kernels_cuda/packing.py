@@ -162,7 +162,9 @@ def make_fragments(name, step):
             r = quants(first, second, block, blocks, lane % 4, row < N, row + 8 < N)
             store_16(packed + at, r[0], r[1], r[2], r[3])
         elif in_pairs:
-            row = group * 16 + (inner - quant_bytes) // 16
+            place = (inner - quant_bytes) // 16
+            row = group * 16 + place % 8
+            block += place // 8 * 4
             first = weight + row * row_bytes
             second = first + 8 * row_bytes
             r = pairs(first, second, block, blocks, row < N, row + 8 < N)

@@ -189,7 +189,16 @@ mma_int8 = instruction(
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, {$4, $5, $6, $7}, "
     "{$8, $9}, {m, m, m, m}; %s }" % (_SHIFTED, _UNSHIFT),
 )
-# The same for a of 16 x 16, b of 16 x 8.
+# Of the same the first column of each lane's two: rows lane / 4 and 8 more.
+mma_int8_column = instruction(
+    [f32] * 2,
+    [u32] * 6,
+    "{ .reg .b32 m, d0, d1, d2, d3; mov.b32 m, %s; "
+    "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, {$2, $3, $4, $5}, "
+    "{$6, $7}, {m, m, m, m}; sub.rn.f32 $0, d0, 0f4B400000; sub.rn.f32 $1, d2, 0f4B400000; }"
+    % _SHIFTED,
+)
+# The same as mma_int8 for a of 16 x 16, b of 16 x 8.
 mma_int8_half = instruction(
     [f32] * 4,
     [u32] * 3,
@@ -202,6 +211,7 @@ mma_int8_half = instruction(
 shared_16 = instruction([u32] * 4, [u32], quad("ld.shared.v4.u32 {4}, [$4];"), memory=True)
 shared_8 = instruction([u32] * 2, [u32], "ld.shared.v2.u32 {$0, $1}, [$2];", memory=True)
 shared_f32 = instruction([f32], [u32], "ld.shared.f32 $0, [$1];", memory=True)
+shared_4_f32 = instruction([f32] * 4, [u32], quad("ld.shared.v4.f32 {4}, [$4];"), memory=True)
 shared_2_f32 = instruction([f32] * 2, [u32], "ld.shared.v2.f32 {$0, $1}, [$2];", memory=True)
 put_16 = instruction(
     [], [u32, u32, u32, u32, u32], "st.shared.v4.u32 [$0], {$1, $2, $3, $4};", memory=True
