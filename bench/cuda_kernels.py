@@ -1,7 +1,7 @@
 """Tuned GPU kernels one by one, and a decode step of a Llama-3-8B shape made of them, beside a read
 sweep of the memory in the same run.
 
-    python -m bench.cuda_kernels CUBINS [--parts sweep,products,rows,steps]
+    python -m bench.cuda_kernels CUBINS [--parts sweep,products,rows,steps,prefill]
 
 CUBINS is a folder of them, one a kernel, as tests/kernels_cuda/compiling.py makes. Weights are
 random bytes; each product goes over as many of them as are far larger than the cache. Times are
@@ -24,6 +24,7 @@ EMBD, FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 4096, 14336, 32, 8, 128, 12
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 SHAPES = ((QKV, EMBD), (EMBD, EMBD), (1024, EMBD), (FF, EMBD), (2 * FF, EMBD), (EMBD, FF))
 HEAD = (VOCAB, EMBD)
+MOST_OF_FEW = 8  # tokens
 PERIOD = 3_000_000_000  # bytes of weights that launches go round
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -69,7 +70,13 @@ def int8_shapes(t: int, k: int) -> dict[str, tuple[int, ...]]:
 
 def product(bench: Bench, variant: str, t: int, n: int, k: int, weight: int) -> None:
     shape = packed_shape(variant, n, k)
-    if variant in kernels_cuda.FLOATS:
+    if t > MOST_OF_FEW:
+        size = -(-t // 128) * -(-k // 256) * 128 * 256
+        halves = "bf16" if variant == "bf16" else "f16"
+        bench.row("halve", halves, {"xh": (size,), "x": (t, k)})
+        shapes = {"out": (t, n), "weight": shape, "xh": (size,)}
+        bench.row("matmul_halves", variant, shapes, weight=weight, K=k)
+    elif variant in kernels_cuda.FLOATS:
         bench.row("matmul", variant, {"out": (t, n), "weight": shape, "x": (t, k)}, weight=weight)
     else:
         shapes = {"out": (t, n), "weight": shape, **int8_shapes(t, k)}
@@ -100,6 +107,23 @@ def products(bench: Bench, variants: list[str], tokens: list[int]) -> None:
                         product(bench, variant, t, n, k, bench.pool + i * size)
 
                 cells.append(f"{size * count / bench.gpu.seconds(fill) / 1e9:.0f}")
+            print(f"| {variant} T={t} |", " | ".join(cells), "|", flush=True)
+
+
+def prefill(bench: Bench, variants: list[str]) -> None:
+    """TFLOP/s of products with many tokens, activations made halves and all."""
+    print("| product, TFLOP/s |", " | ".join(f"{n} x {k}" for n, k in SHAPES), "|")
+    for variant in variants:
+        for t in (128, 512, 2048):
+            cells = []
+            for n, k in SHAPES:
+                size = int(np.prod(packed_shape(variant, n, k)))
+
+                def fill(n: int = n, k: int = k, size: int = size, t: int = t) -> None:
+                    for i in range(8):
+                        product(bench, variant, t, n, k, bench.pool + i * size)
+
+                cells.append(f"{8 * 2 * t * n * k / bench.gpu.seconds(fill) / 1e12:.0f}")
             print(f"| {variant} T={t} |", " | ".join(cells), "|", flush=True)
 
 
@@ -179,7 +203,7 @@ def batch(bench: Bench, t: int, context: int) -> dict[str, int]:
 
 def step(bench: Bench, variant: str, t: int, context: int) -> None:
     """All rows of a decode step of t sequences, each with so many tokens."""
-    quantised = variant not in kernels_cuda.FLOATS
+    quantised = variant not in kernels_cuda.FLOATS and t <= MOST_OF_FEW
     norm, merge, feed = (
         ("add_rmsnorm_quantize", "attention_merge_quantize", "swiglu_quantize")
         if quantised
@@ -222,7 +246,7 @@ def steps(bench: Bench, variants: list[str], tokens: list[int], contexts: list[i
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cubins", type=Path)
-    parser.add_argument("--parts", default="sweep,products,rows,steps")
+    parser.add_argument("--parts", default="sweep,products,rows,steps,prefill")
     parser.add_argument("--variants", default="q8_0,q4_0,q4_k,f16")
     parser.add_argument("--tokens", default="1,8,64")
     parser.add_argument("--contexts", default="256")
@@ -239,6 +263,8 @@ def main() -> None:
     contexts = [int(c) for c in given.contexts.split(",")]
     if "rows" in parts:
         rows(bench, tokens, contexts)
+    if "prefill" in parts:
+        prefill(bench, variants)
     if "steps" in parts:
         steps(bench, variants, tokens, contexts)
 

@@ -37,6 +37,8 @@ FLOATS = ("f16", "bf16")
 FEW = (1, 8, 16, 32, 64)
 
 
+# Tokens of a tile of the kernels for many.
+WIDE = (16, 32, 64, 128, 256)
 # Sizes of a head that attention has kernels for.
 HEAD_DIMS = (64, 128)
 # Formats that a row of a weight can be read from as it lies in the file.
@@ -59,6 +61,8 @@ TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "attention_merge": ("kernels_cuda.attention", _each(("",), HEAD_DIMS)),
     "embed": ("kernels_cuda.elementwise", READABLE),
     "kv_append": ("kernels_cuda.elementwise", ("f16",)),
+    "halve": ("kernels_cuda.wide", FLOATS),
+    "matmul_halves": ("kernels_cuda.wide", _each((*INT8, *FLOATS), WIDE)),
     "matmul": ("kernels_cuda.matmul", _each(FLOATS, FEW)),
     "matmul_int8": ("kernels_cuda.matmul", _each(INT8, FEW)),
     "pack": ("kernels_cuda.pack", (*INT8, *FLOATS)),
@@ -93,6 +97,10 @@ FUSED = {
     # quantize(attention_merge(sums, weights)), with K = heads * head_dim
     "attention_merge_quantize": _INT8_ROWS
     + "sums: f32[few, heads, chunks, head_dim], weights: f32[few, heads, chunks, 2]",
+    # x as halves in tiles, see halving; size = 128 * 256 * ceil(T / 128) * ceil(K / 256)
+    "halve": "xh: u16[size], x: f32[T, K]",
+    # out = weight x for the x of which `halve` made xh; more than 8 tokens, sm_90 alone
+    "matmul_halves": "out: f32[T, N], weight: u8[rows, row_bytes], xh: u16[size], K: i64",
     # reads all of data
     "read_sweep": "out: i32[n], data: u8[size]",
     # quantize(rmsnorm(x))
@@ -129,6 +137,8 @@ def variant_of(op: str, variant: str, dims: Mapping[str, int]) -> str | None:
     sizes = HEAD_DIMS if "head_dim" in dims else [size for size in FEW if size >= dims["T"]]
     wanted = dims.get("head_dim")
     module = import_module(TUNED[op][0])
+    if op == "matmul_halves":
+        return str(module.variant_of(variant, dims, PROCESSORS[0]))
     for size in sizes:
         sized = f"{variant}:{size}"
         if sized in variants and wanted in (None, size):

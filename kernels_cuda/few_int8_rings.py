@@ -193,10 +193,13 @@ def make(name, tokens):
                     source += jump
             place, barrier = ring, barriers
         grid_wait()
+        # By different warps where there are few, so that they wait for memory at the same time.
         put_rows(x_at, xq, T, K, blocks * 32, thread)
-        put_scales(scales_at, xs, T, n_blocks, blocks, tokens, thread)
+        turned = (thread + THREADS // 2) & (THREADS - 1)
+        put_scales(scales_at, xs, T, n_blocks, blocks, tokens, turned)
         if has_minima:
-            put_scales(totals_at, xtotal, T, n_blocks, blocks, tokens, thread)
+            turned = (thread + THREADS // 4) & (THREADS - 1)
+            put_scales(totals_at, xtotal, T, n_blocks, blocks, tokens, turned)
         cuda.syncthreads()
         first = warp * step_blocks
         x_first = u32(

@@ -4,7 +4,7 @@ from numba import cuda
 from numba.cuda import types
 
 from kernels_cuda.int8 import store_block
-from kernels_cuda.memory import shared
+from kernels_cuda.memory import registers, shared
 from kernels_cuda.norm import THREADS, WARPS
 from kernels_cuda.ptx import (
     grid_go,
@@ -18,6 +18,8 @@ from kernels_cuda.ptx import (
 from kernels_cuda.reductions import block_sum
 
 f32, i64 = types.float32, types.int64
+KEPT = 8  # values of a thread that stay in registers, in the kernels without int8
+kept = registers(KEPT, f32)
 warp_sums = shared(WARPS, f32)
 total_of = block_sum(WARPS)
 device = cuda.jit(device=True)
@@ -29,21 +31,6 @@ def inverse_rms(total, n, eps):
     guess = rsqrt(mean)
     # One Newton step: the instruction alone is good to 2 units.
     return guess * (f32(1.5) - f32(0.5) * mean * guess * guess)
-
-
-def rmsnorm(out, x, weight, eps, rows, n):
-    grid_go()
-    row = i64(cuda.blockIdx.x) * n * 4
-    thread = i64(cuda.threadIdx.x)
-    grid_wait()
-    total = f32(0.0)
-    for i in range(thread, n, THREADS):
-        value = load_f32(x + row + i * 4)
-        total += value * value
-    scale = inverse_rms(total_of(total, warp_sums()), n, eps)
-    for i in range(thread, n, THREADS):
-        value = load_f32(x + row + i * 4) * scale * load_f32(weight + i * 4)
-        store_f32(out + row + i * 4, value)
 
 
 @device
@@ -117,17 +104,47 @@ def add_rmsnorm_quantize(x, xq, xs, xsum, xtotal, y, weight, eps, T, K, blocks, 
     normalise(xq, xs, xsum, xtotal, x, y, True, weight, eps, K)
 
 
-def add_rmsnorm(x, out, y, weight, eps, T, K):
-    grid_go()
-    start = i64(cuda.blockIdx.x) * K
-    row = x + start * 4
+@device
+def scaled(out, x, y, adds, weight, eps, n):
+    """A block's row of x, y added to it in place if it `adds`, normalised; n is any number."""
+    at = i64(cuda.blockIdx.x) * n
+    row = x + at * 4
     thread = i64(cuda.threadIdx.x)
+    values = kept()
+    for i in range(KEPT):
+        values[i] = f32(0.0)
     grid_wait()
     total = f32(0.0)
-    for i in range(thread, K, THREADS):
-        v = load_f32(row + i * 4) + load_f32(y + (start + i) * 4)
-        store_f32(row + i * 4, v)
+    for i in range(KEPT):
+        k = i * THREADS + thread
+        if k < n:
+            v = load_f32(row + k * 4)
+            if adds:
+                v += load_f32(y + (at + k) * 4)
+                store_f32(row + k * 4, v)
+            values[i] = v
+            total += v * v
+    for k in range(KEPT * THREADS + thread, n, THREADS):
+        v = load_f32(row + k * 4)
+        if adds:
+            v += load_f32(y + (at + k) * 4)
+            store_f32(row + k * 4, v)
         total += v * v
-    scale = inverse_rms(total_of(total, warp_sums()), K, eps)
-    for i in range(thread, K, THREADS):
-        store_f32(out + (start + i) * 4, load_f32(row + i * 4) * scale * load_f32(weight + i * 4))
+    scale = inverse_rms(total_of(total, warp_sums()), n, eps)
+    for i in range(KEPT):
+        k = i * THREADS + thread
+        if k < n:
+            store_f32(out + (at + k) * 4, values[i] * scale * load_f32(weight + k * 4))
+    for k in range(KEPT * THREADS + thread, n, THREADS):
+        v = load_f32(row + k * 4) * scale * load_f32(weight + k * 4)
+        store_f32(out + (at + k) * 4, v)
+
+
+def rmsnorm(out, x, weight, eps, rows, n):
+    grid_go()
+    scaled(out, x, x, False, weight, eps, n)
+
+
+def add_rmsnorm(x, out, y, weight, eps, T, K):
+    grid_go()
+    scaled(out, x, y, True, weight, eps, K)

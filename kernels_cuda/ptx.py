@@ -86,6 +86,7 @@ load_1 = instruction([u32], [i64], "ld.global.u8 $0, [$1];", memory=True)
 load_i32 = instruction([i64], [i64], "ld.global.s32 $0, [$1];", memory=True)
 load_f32 = instruction([f32], [i64], "ld.global.f32 $0, [$1];", memory=True)
 load_f64 = instruction([types.float64], [i64], "ld.global.f64 $0, [$1];", memory=True)
+load_2_f32 = instruction([f32] * 2, [i64], "ld.global.v2.f32 {$0, $1}, [$2];", memory=True)
 load_4_f32 = instruction([f32] * 4, [i64], quad("ld.global.v4.f32 {4}, [$4];"), memory=True)
 store_16 = instruction(
     [], [i64, u32, u32, u32, u32], "st.global.v4.u32 [$0], {$1, $2, $3, $4};", memory=True
@@ -115,6 +116,7 @@ f32_to_half = instruction([u16], [f32], "cvt.rn.f16.f32 $0, $1;")
 two_halves = instruction([u32], [f32, f32], "cvt.rn.f16x2.f32 $0, $2, $1;")
 two_bfloats = instruction([u32], [f32, f32], "cvt.rn.bf16x2.f32 $0, $2, $1;")
 fma_halves = instruction([u32], [u32, u32, u32], "fma.rn.f16x2 $0, $1, $2, $3;")
+add_halves = instruction([u32], [u32, u32], "add.rn.f16x2 $0, $1, $2;")
 mul_halves = instruction([u32], [u32, u32], "mul.rn.f16x2 $0, $1, $2;")
 rint_f32 = instruction([f32], [f32], "cvt.rni.f32.f32 $0, $1;")
 rint_i32 = instruction([u32], [f32], "cvt.rni.s32.f32 $0, $1;")
@@ -268,4 +270,9 @@ remainder = instruction(
     [i64],
     [i64, i64],
     "{ .reg .u32 a, b; cvt.u32.u64 a, $1; cvt.u32.u64 b, $2; rem.u32 a, a, b; cvt.u64.u32 $0, a; }",
+)
+
+# A barrier that threads arrive at, and the same for one thread of a warp.
+arrive = instruction(
+    [], [u32], "mbarrier.arrive.shared::cta.b64 _, [$0];", memory=True, least=(9, 0)
 )

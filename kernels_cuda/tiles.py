@@ -12,5 +12,5 @@ device = cuda.jit(device=True)
 def piece_at(row, piece, columns):
     """Byte at which piece `piece` (columns 8 * piece to 8 * piece + 7) of a row lies, among rows
     of `columns` tiles."""
-    tile = (row // 128) * columns + piece // 8
-    return tile * 16384 + row % 128 * 128 + ((piece ^ row) & 7) * 16
+    tile = (row >> 7) * columns + (piece >> 3)
+    return tile * 16384 + (row & 127) * 128 + ((piece ^ row) & 7) * 16

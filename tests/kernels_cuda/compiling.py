@@ -46,7 +46,12 @@ def ptx_of(op: str, variant: str, arch: str = "sm_90a") -> str:
         )
     entry = re.search(r"\.entry (\S+?)\(", text)
     assert entry
-    return str(text).replace(entry[1], op)
+    text = str(text).replace(entry[1], op)
+    threads = getattr(kernel, "threads", None)
+    if threads is None:
+        return text
+    end = text.index(")", text.index(f".entry {op}("))
+    return f"{text[: end + 1]} .maxntid {threads}, 1, 1{text[end + 1 :]}"
 
 
 def ptxas() -> Path | None:

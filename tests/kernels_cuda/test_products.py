@@ -50,6 +50,28 @@ def test_products_of_halves(gpu, variant, tokens):
         assert error(found["out"], expected) < 2e-6, (n, k)
 
 
+MANY = [(9, 16), (16, 40), (33, 129), (64, 272), (100, 130), (129, 64), (300, 257)]
+
+
+@pytest.mark.parametrize(("tokens", "n"), MANY)
+@pytest.mark.parametrize("variant", (*kernels_cuda.INT8, *kernels_cuda.FLOATS))
+def test_products_of_many_tokens(gpu, variant, tokens, n):
+    rng = np.random.default_rng(tokens)
+    exact = variant in kernels_cuda.FLOATS
+    for k in (256, 768, 2304, *([100, 640] if exact else [64, 96, 640] if "k" not in variant else [])):
+        weight = random_weight(rng, variant, n, k)
+        packed = gpu.packed(weight, variant, n, k)
+        x = rng.standard_normal((tokens, k)).astype(np.float32)
+        size = -(-tokens // 128) * -(-k // 256) * 128 * 256
+        kind = "bf16" if variant == "bf16" else "f16"
+        xh = gpu.run("halve", kind, xh=np.full(size, 0x7E00, np.uint16), x=x)["xh"]
+        found = gpu.run("matmul_halves", variant, out=nans(tokens, n), weight=packed, xh=xh, K=k)
+        rounded = nearest_bfloat(x) if kind == "bf16" else x.astype(np.float16)
+        expected = rounded.astype(np.float64) @ rows(weight, variant).astype(np.float64).T
+        # Quantised weights are rounded to halves.
+        assert error(found["out"], expected) < (2e-6 if exact else 5e-4), k
+
+
 def nearest_bfloat(x):
     bits = x.view(np.uint32).astype(np.uint64)
     nearest = (bits + 0x7FFF + (bits >> 16 & 1)) >> 16

@@ -1,0 +1,66 @@
+"""Shapes of the products with many tokens on sm_90.
+
+A block takes a tile of rows of the weight by a tile of tokens. Its groups of four warps share the
+tile's rows, 64 each, or, where there are few tokens and so few tiles, the columns of 64 rows. Each
+warp has a ring of pieces of the weight (`rings`); a ring of activations, 64 columns of a tile of
+tokens in each place, is the block's. All offsets are bytes.
+"""
+
+from __future__ import annotations
+
+BARRIERS = 1024
+GROUPS = 2  # of four warps
+PIECES = 3  # places of a warp's ring
+# Tokens of a tile -> places of the ring of activations, and whether groups share the columns.
+TILES = {16: (8, True), 32: (8, True), 64: (8, True), 128: (4, False), 256: (4, False)}
+
+
+def shared_bytes(tokens, piece):
+    stages, shares = TILES[tokens]
+    rings = GROUPS * 4 * PIECES * piece
+    activations = stages * tokens * 128
+    return BARRIERS + activations + rings + 1024
+
+
+def tile_of(tokens, n, processors):
+    """Tokens of a tile for so many tokens and rows: the tile that the fewest rounds of blocks need,
+    counted in products."""
+    for size in (16, 32, 64):
+        if tokens <= size:
+            return size
+    costs = {}
+    for size in (256, 128):
+        blocks = -(-tokens // size) * -(-n // (64 * GROUPS))
+        # A smaller tile has to wait more often.
+        costs[-(-blocks // processors) * size * (1.0 if size == 256 else 1.1)] = size
+    return costs[min(costs)]
+
+
+def launch(op, variant, dims):
+    from kernels_cuda import Launch
+    from kernels_cuda.layouts import STEPS
+
+    if op == "halve":
+        pieces = dims["size"] // 8
+        return Launch((-(-pieces // 256), 1, 1), (256, 1, 1))
+    name, _, tokens = variant.partition(":")
+    tokens = int(tokens)
+    piece = STEPS[name].total_bytes if name in STEPS else 2048
+    rows = 64 if TILES[tokens][1] else 64 * GROUPS
+    grid = (-(-dims["T"] // tokens), -(-dims["N"] // rows), 1)
+    return Launch(grid, (32 * 4 * GROUPS, 1, 1), shared_bytes(tokens, piece))
+
+
+def kernel(op, variant):
+    if op == "halve":
+        from kernels_cuda.halving import make
+
+        return make(variant)
+    from kernels_cuda.wide_products import make
+
+    name, _, tokens = variant.partition(":")
+    return make(name, int(tokens))
+
+
+def variant_of(variant, dims, processors):
+    return f"{variant}:{tile_of(dims['T'], dims['N'], processors)}"
