@@ -14,7 +14,7 @@ import statistics
 from typing import Any
 
 from llama3jit.devices.choose import open_runner
-from llama3jit.devices.cuda.lower import dims_of, launch_of, lower
+from llama3jit.devices.cuda.lower import dims_of, launch_of
 from llama3jit.devices.cuda.runner import CudaRunner
 from llama3jit.devices.cuda.shapes import shape_of, sizes_of
 from llama3jit.files.gguf import open_gguf
@@ -49,7 +49,7 @@ def measure(runner: CudaRunner, n_tokens: int, context: int) -> list[dict[str, A
     runner.forward(make_batch([piece]))
     shape = shape_of(runner.limits, n_tokens, 1, n_blocks)
     graph, _ = runner._graphs[shape]
-    lowered = lower(runner._plan, runner._choice(shape.n_tokens, shape.n_rows))
+    lowered = runner.lower(shape)
     sizes = sizes_of(shape, runner.limits)
     _, addresses, _ = runner._batch_arrays(shape)
     kinds: dict[Any, list[Any]] = {}

@@ -134,7 +134,7 @@ def _gpu_kernels(capability: tuple[int, int]) -> dict[str, Any]:
     from llama3jit.errors import Llama3JitError
 
     try:
-        rung_of, reasons = survey(every_unit(), capability)
+        rung_of, reasons = survey(every_unit(capability), capability)
     except Llama3JitError as error:
         return {"problem": str(error)}
     return {**Counter(rung_of.values()), **{f"not {rung}": why for rung, why in reasons.items()}}

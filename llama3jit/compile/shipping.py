@@ -41,7 +41,7 @@ def targets_by_name(names: Sequence[str]) -> list[AnyTarget]:
 
 def units_for(target: AnyTarget) -> list[Unit]:
     """All that a model can need on a target."""
-    return cuda_units() if isinstance(target, CudaTarget) else every_unit()
+    return cuda_units(target.capability) if isinstance(target, CudaTarget) else every_unit()
 
 
 def fill_cache(target: AnyTarget, progress: Progress | None = None) -> Path:

@@ -9,7 +9,14 @@ from llama3jit.compile.cuda import artifact
 from llama3jit.compile.cuda.library import find_code
 from llama3jit.compile.cuda.resources import Resources, resources
 from llama3jit.compile.cuda.targets import CUBINS, PTX, TARGETS, targets_for
-from llama3jit.compile.cuda.units import every_unit, is_tuned, portable_units, symbol
+from llama3jit.compile.cuda.units import (
+    every_unit,
+    is_tuned,
+    portable_units,
+    suits,
+    symbol,
+    tuned_unit,
+)
 from llama3jit.compile.units import Unit
 from llama3jit.errors import CompileError, InvalidArgumentError
 
@@ -69,7 +76,31 @@ def test_some_kernel_for_every_target(target):
 @pytest.mark.parametrize("target", CUBINS, ids=lambda target: target.name)
 @pytest.mark.parametrize("unit", every_unit(), ids=str)
 def test_every_kernel_for_every_target(unit, target):
-    check_cubin(unit, target)
+    if suits(unit, target.capability):
+        check_cubin(unit, target)
+
+
+@pytest.mark.parametrize(
+    ("op", "variant", "capabilities"),
+    [
+        ("matmul_halves", "q4_0:128", [(9, 0)]),
+        ("matmul_int8", "q4_0:1", [(9, 0), (10, 0), (12, 0)]),
+        ("matmul_int8", "q4_0:16", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]),
+        ("rmsnorm", "", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]),
+    ],
+)
+def test_which_devices_a_tuned_kernel_is_for(op, variant, capabilities):
+    """An instruction that a device lacks may be left out, and the rest would give nonsense."""
+    unit = next(unit for unit in every_unit() if (unit.op, unit.variant) == (op, variant))
+    every = [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]
+    assert [capability for capability in every if suits(unit, capability)] == capabilities
+    assert all((unit in every_unit(c)) == (c in capabilities) for c in every)
+
+
+def test_fewer_tokens_take_the_next_kernel_where_the_first_is_not_for_the_device():
+    dims = {"T": 1, "N": 256, "K": 256}
+    names = [tuned_unit("matmul_int8", "q8_0", dims, c) for c in ((7, 5), (8, 6), (9, 0))]
+    assert [unit and unit.variant for unit in names] == [None, "q8_0:16", "q8_0:1"]
 
 
 @needs_compiler

@@ -115,7 +115,7 @@ class FakeGpu:
                 values[parameter.name] = argument
                 continue
             sizes = [int(dim) if dim.isdigit() else dims[dim] for dim in parameter.dims]
-            if unit.op == "attention_chunks" and parameter.name == "k_cache":
+            if is_tuned(unit) and unit.op.startswith("attention") and parameter.name == "k_cache":
                 sizes[2], sizes[3] = sizes[3], sizes[2]
             dtype = np.dtype(self._dtype(unit, parameter))
             raw = self._at(argument, int(np.prod(sizes)) * dtype.itemsize)
@@ -157,6 +157,21 @@ class FakeGpu:
         weight = self.stacked(addresses["weight"], dims["N"])
         x = values["xq"].astype(np.float64) * np.repeat(values["xs"], 32, axis=1)
         values["out"][:] = x @ weight.T
+
+    def halve(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        tiles = -(-dims["T"] // 128) * -(-dims["K"] // 256)
+        assert dims["size"] == 128 * 256 * tiles
+        flat = values["xh"][: values["x"].size]
+        flat[:] = values["x"].reshape(-1).astype(np.float16).view(np.uint16)
+
+    def matmul_halves(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        n, k = dims["T"], values["K"]
+        x = values["xh"][: n * k].view(np.float16).reshape(n, k)
+        values["out"][:] = x.astype(np.float64) @ self.stacked(addresses["weight"], dims["N"]).T
+
+    def attention(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        keys = values["k_cache"].reshape(values["v_cache"].shape).swapaxes(2, 3)
+        reference("attention", "f16", **{**values, "k_cache": keys})
 
     def kv_append(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
         k_cache = values["k_cache"].reshape(values["v_cache"].shape)

@@ -10,7 +10,7 @@ from tiny_model import MIXED, tiny_model
 
 from llama3jit.compile.cuda.units import is_tuned
 from llama3jit.devices.choose import make_limits
-from llama3jit.devices.cuda.lower import Choice, fit_limits, lower, lower_all
+from llama3jit.devices.cuda.lower import Counts, Ways, fit_limits, lower, lower_all
 from llama3jit.devices.cuda.memory import check_memory, place_operands
 from llama3jit.devices.cuda.runner import CudaRunner
 from llama3jit.devices.cuda.shapes import Shape, shape_of
@@ -32,13 +32,15 @@ MODELS = {
 SIZES = {"tied": {"n_embd": 256, "n_ff": 512, "vocab": 300}}
 
 
-def on_fake(tiny, gpu=None, kv_dtype="f32", n_ctx=192, max_tokens=128, **ways):
+PORTABLE, EXACT, FAST = (Ways((9, 0), *way) for way in ((True, True), (True,), ()))
+
+
+def on_fake(tiny, gpu=None, kv_dtype="f32", n_ctx=192, max_tokens=128, ways=PORTABLE):
     gguf = open_gguf(tiny.path)
     config = read_config(gguf)
     plan = build_plan(config, gguf.tensors, kv_dtype)
-    ways = ways or {"exact": True, "portable": True}
-    limits = fit_limits(plan, make_limits(config, n_ctx, 8, max_tokens), **ways)
-    return CudaRunner(gguf, config, plan, limits, gpu or FakeGpu(), kernels(), **ways)
+    limits = fit_limits(plan, ways, make_limits(config, n_ctx, 8, max_tokens))
+    return CudaRunner(gguf, config, plan, limits, gpu or FakeGpu(), kernels(), ways=ways)
 
 
 @pytest.fixture(scope="module")
@@ -87,32 +89,50 @@ def test_tuned_kernels(tmp_path, name, chunk):
     tiny = tiny_model(tmp_path / "m.gguf", seed=2, **{**WIDE, **TUNED_MODELS[name]})
     ids = ids_of(70)
     gpu = FakeGpu()
-    runner = on_fake(tiny, gpu, "f16", exact=False)
+    runner = on_fake(tiny, gpu, "f16", ways=FAST)
     found = logits_of(runner, ids, chunk=chunk)
     assert mean_kl(forward(tiny, ids, "f16"), found) < 5e-3
     used = {unit.op for unit in gpu.launches if is_tuned(unit)}
     assert {"attention_chunks", "embed", "matmul" if name == "halves" else "matmul_int8"} <= used
 
 
-def ops_of(tiny, choice):
+@pytest.mark.parametrize("name", ["one format", "halves"])
+def test_tuned_kernels_on_tokens_of_several_sequences(tmp_path, name):
+    """First their prompts together, then a token of each, for which there are other kernels."""
+    tiny = tiny_model(tmp_path / "m.gguf", seed=2, **{**WIDE, **TUNED_MODELS[name]})
+    prompts = [ids_of(n, seed=n) for n in (3, 7, 12, 20, 1)]
+    gpu = FakeGpu()
+    runner = on_fake(tiny, gpu, "f16", ways=FAST)
+    for part, logits in ((slice(-1), "none"), (slice(-1, None), "last")):
+        pieces = [
+            Piece(ids[part], len(ids) - 1 if logits == "last" else 0, [s], logits)
+            for s, ids in enumerate(prompts)
+            if ids[part]
+        ]
+        found = runner.forward(make_batch(pieces))
+    truth = np.stack([forward(tiny, ids, "f16")[-1] for ids in prompts])
+    assert mean_kl(truth, found) < 5e-3
+
+
+def ops_of(tiny, counts, ways=FAST):
     gguf = open_gguf(tiny.path)
     plan = build_plan(read_config(gguf), gguf.tensors, "f16")
-    return [row.op for row in lower(plan, choice).rows]
+    return [row.op for row in lower(plan, ways, counts).rows]
 
 
 def test_rows_become_one(tmp_path):
     tiny = tiny_model(tmp_path / "m.gguf", **WIDE, formats={"*": "Q4_0"})
     attention = ["matmul_int8", "rope_append", "attention_chunks"]
     feed = ["matmul_int8", "add_rmsnorm_quantize", "matmul_int8", "swiglu_quantize", "matmul_int8"]
-    assert ops_of(tiny, Choice(1, 1)) == [
+    assert ops_of(tiny, Counts(1, 1)) == [
         *("embed", "rope_angles", "rmsnorm_quantize"),
         *(*attention, "attention_merge_quantize", *feed, "add_rmsnorm_quantize"),
         *(*attention, "attention_merge", "select_rows", "select_rows", "quantize", *feed),
         *("add_rmsnorm_quantize", "matmul_int8"),
     ]
-    assert ops_of(tiny, Choice(1, 0))[-1] == "rope_append"
-    exact = ops_of(tiny, Choice(1, 1, exact=True))
-    assert exact == ops_of(tiny, Choice(1, 1, portable=True))
+    assert ops_of(tiny, Counts(1, 0))[-1] == "rope_append"
+    exact = ops_of(tiny, Counts(1, 1), EXACT)
+    assert exact == ops_of(tiny, Counts(1, 1), PORTABLE)
 
 
 def test_limits_are_those_of_the_tuned_kernels(tmp_path, models):
@@ -121,8 +141,8 @@ def test_limits_are_those_of_the_tuned_kernels(tmp_path, models):
     config = read_config(gguf)
     plan = build_plan(config, gguf.tensors, "f16")
     limits = make_limits(config, 192, 8, 512)
-    assert fit_limits(plan, limits, exact=True) == limits
-    assert fit_limits(plan, limits, exact=False).max_tokens == 64
+    assert fit_limits(plan, EXACT, limits) == limits
+    assert fit_limits(plan, FAST, limits).max_tokens == 64
 
 
 def test_a_cache_of_halves(models):
@@ -180,7 +200,7 @@ def test_places_do_not_overlap(models):
     config = read_config(gguf)
     plan = build_plan(config, gguf.tensors)
     limits = make_limits(config, 192, 8, 128)
-    places, used = place_operands(lower_all(plan, limits, exact=False), limits)
+    places, used = place_operands(lower_all(plan, FAST, limits), limits)
     for use, total in used.items():
         inside = sorted((p.offset, p.nbytes) for p in places.values() if p.use == use)
         ends = [offset + nbytes for offset, nbytes in inside]

@@ -8,6 +8,7 @@ from functools import cache
 
 import kernels_cuda
 from llama3jit import ops
+from llama3jit.compile.cuda.targets import Capability
 from llama3jit.compile.units import Unit
 from llama3jit.ops.signature import Signature, parse_parameters
 
@@ -34,10 +35,33 @@ def signature_of(op: str) -> Signature:
     return Signature(parse_parameters(op, dict(found)), "")
 
 
-def tuned_unit(op: str, variant: str, dims: Mapping[str, int]) -> Unit | None:
-    """The op's tuned kernel in this variant for these dims (T, head_dim), if there is one."""
+def tuned_unit(
+    op: str, variant: str, dims: Mapping[str, int], capability: Capability
+) -> Unit | None:
+    """The op's tuned kernel in this variant for these dims (T, N, K, head_dim), if there is one for
+    a device of this compute capability."""
+    if capability < OVERLAPPING and op in ("matmul", "matmul_int8"):
+        dims = {**dims, "T": max(dims["T"], RINGS + 1)}
     found = kernels_cuda.variant_of(op, variant, dims)
-    return None if found is None else Unit(kernels_cuda.TUNED[op][0], op, found)
+    unit = None if found is None else Unit(kernels_cuda.TUNED[op][0], op, found)
+    return unit if unit is not None and suits(unit, capability) else None
+
+
+# Ops whose tuned kernels have instructions of tensor cores that came with 8.0.
+SINCE_80 = ("attention", "attention_chunks", "matmul", "matmul_int8")
+OVERLAPPING = (9, 0)
+RINGS = 8  # tokens up to which products have rings of bulk copies, which came with 9.0
+
+
+def suits(unit: Unit, capability: Capability) -> bool:
+    """Whether a unit is for devices of this compute capability."""
+    if not is_tuned(unit):
+        return True
+    if unit.op == "matmul_halves":  # wgmma, which came with 9.0 and went with it
+        return capability == (9, 0)
+    if unit.op in ("matmul", "matmul_int8") and int(unit.variant.split(":")[1]) <= RINGS:
+        return capability >= OVERLAPPING
+    return unit.op not in SINCE_80 or capability >= (8, 0)
 
 
 def is_tuned(unit: Unit) -> bool:
@@ -55,7 +79,7 @@ def portable_units() -> list[Unit]:
     ]
 
 
-def every_unit() -> list[Unit]:
+def every_unit(capability: Capability = (9, 0)) -> list[Unit]:
     """All that a model can need on a GPU: tuned kernels, and the portable ops, which take over
     where a shape or a precision is not the tuned ones'."""
     tuned = [
@@ -63,4 +87,4 @@ def every_unit() -> list[Unit]:
         for name, (module, variants) in kernels_cuda.TUNED.items()
         for variant in variants
     ]
-    return [*portable_units(), *tuned]
+    return [*portable_units(), *(unit for unit in tuned if suits(unit, capability))]

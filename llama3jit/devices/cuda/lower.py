@@ -10,6 +10,7 @@ from math import prod
 import kernels_cuda
 from kernels_cuda import Launch
 from llama3jit import ops
+from llama3jit.compile.cuda.targets import Capability
 from llama3jit.compile.cuda.units import is_tuned, signature_of, tuned_unit
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
@@ -20,14 +21,41 @@ from llama3jit.model.plan import Operand, Plan, Row
 THREADS = 64  # of a block of a portable kernel
 MOST_BLOCKS = 65536  # of a portable kernel's grid; its threads stride over what is more
 
-# Tuned kernels that are as exact as the portable ones: float32 in, out and between.
-EXACT = ("add", "add_bias", "embed", "rmsnorm", "rope", "rope_angles", "select_rows", "swiglu")
 # Ops that know how the cache is laid out: all tuned, or none.
 CACHE_OPS = ("kv_append", "attention")
-# Tokens up to which attention is summed by chunks; their sums take memory for each token.
-FEW = 64
+# Tokens up to which attention is summed by chunks, whose sums take memory for each token: always,
+# and where every token is of another sequence.
+FEW, FEW_ALONE = 64, 128
+# Tokens up to which that is faster than attention of many tokens, if they are of one sequence.
+SHORT = 16
 MOST_SHARED_HEADS = 16  # query heads to a KV head, for the tuned attention
+# Tokens from which a product of halves is faster than one of int8.
+MANY = 9
 INT8 = {"xq": ("i8", 1), "xs": ("f32", 32), "xsum": ("i32", 16), "xtotal": ("f32", 32)}
+
+
+@dataclass(frozen=True, slots=True)
+class Ways:
+    """What kernels may be taken: of which compute capability; whether activations stay in float32;
+    whether none of the tuned ones."""
+
+    capability: Capability
+    exact: bool = False
+    portable: bool = False
+
+    @property
+    def tuned(self) -> bool:
+        """Whether tuned kernels may be taken that round activations."""
+        return not (self.exact or self.portable)
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Tokens of a pass, rows of logits, and whether every token is of another sequence."""
+
+    n_tokens: int
+    n_rows: int
+    alone: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,53 +71,48 @@ class Part:
 @dataclass(slots=True)
 class Lowered:
     """Rows in order, the compiled unit of each, and all operands. `packed` has, for each packed
-    operand, the weights that it is made of."""
+    operand, the weights that it is made of; `views` are operands that are a part of another: its
+    name, and how many bytes from its start."""
 
     rows: list[Row] = field(default_factory=list)
     units: list[Unit] = field(default_factory=list)
     operands: dict[str, Operand] = field(default_factory=dict)
     packed: dict[str, list[Part]] = field(default_factory=dict)
+    views: dict[str, tuple[str, int]] = field(default_factory=dict)
 
     def append(self, row: Row, unit: Unit) -> None:
         self.rows.append(row)
         self.units.append(unit)
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """What a plan is lowered for: numbers of tokens and of rows of logits; whether activations stay
-    in float32, and whether tuned kernels may be taken at all."""
-
-    n_tokens: int
-    n_rows: int
-    exact: bool = False
-    portable: bool = False
-
-
-def lower(plan: Plan, choice: Choice) -> Lowered:
+def lower(plan: Plan, ways: Ways, counts: Counts) -> Lowered:
     """Choose a kernel for every row; without rows of logits it ends when the cache is filled."""
     from llama3jit.devices.cuda.fuse import Lowering
 
-    lowering = Lowering(plan, choice)
+    lowering = Lowering(plan, ways, counts)
     lowering.run()
     lowered = lowering.lowered
     used = {value for row in lowered.rows for value in row.operands.values()}
+    lowered.views = {name: view for name, view in lowered.views.items() if name in used}
+    used |= {parent for parent, _ in lowered.views.values()}
     lowered.operands = {name: value for name, value in lowered.operands.items() if name in used}
     lowered.packed = {name: parts for name, parts in lowered.packed.items() if name in used}
     return lowered
 
 
-def lower_all(plan: Plan, limits: Limits, *, exact: bool, portable: bool = False) -> Lowered:
-    """All units, operands and packed weights that passes of any number of tokens have, and the
-    units that pack."""
+def lower_all(plan: Plan, ways: Ways, limits: Limits) -> Lowered:
+    """All units, operands and packed weights that passes of any number of tokens have."""
     every = Lowered()
     for count in counts_up_to(limits.max_tokens):
-        lowered = lower(plan, Choice(count, count, exact, portable))
-        for row, unit in zip(lowered.rows, lowered.units, strict=True):
-            if unit not in every.units:
-                every.append(row, unit)
-        every.operands |= lowered.operands
-        every.packed |= lowered.packed
+        for alone in (False, True):
+            lowered = lower(plan, ways, Counts(count, count, alone))
+            for row, unit in zip(lowered.rows, lowered.units, strict=True):
+                if unit not in every.units:
+                    every.append(row, unit)
+            # Buffers only grow with the count.
+            every.operands |= lowered.operands
+            every.packed |= lowered.packed
+            every.views |= lowered.views
     return every
 
 
@@ -104,27 +127,33 @@ def pack_unit(variant: str) -> Unit:
     return Unit(kernels_cuda.TUNED["pack"][0], "pack", variant)
 
 
-def fit_limits(plan: Plan, limits: Limits, *, exact: bool, portable: bool = False) -> Limits:
+def fit_limits(plan: Plan, ways: Ways, limits: Limits) -> Limits:
     """The limits with as many tokens a pass as the tuned kernels take, where there are such for
     few tokens alone."""
     most = limits.max_tokens
     for row in plan.rows:
-        if exact or portable or row.op != "matmul":
-            continue
-        counts = counts_up_to(most)
-        fitting = [n for n in counts if product_op(row, plan.operands, n) is not None]
-        most = max(fitting, default=most)
-    if has_tuned_cache(plan, exact=exact, portable=portable):
-        most = min(most, FEW)
-    most = max(most, limits.max_sequences)
+        if row.op == "matmul":
+            counts = counts_up_to(most)
+            fitting = [n for n in counts if product_op(row, plan.operands, n, ways) is not None]
+            most = max(fitting, default=most)
+        elif row.op == "attention" and has_tuned_cache(plan, ways):
+            head_dim = int(plan.operands[str(row.operands["q"])].shape[-1])
+            if many_attention(row, head_dim, ways) is None:
+                most = min(most, FEW)
+    most = min(max(most, limits.max_sequences), limits.max_tokens)
     rows = max(min(limits.max_logits_rows, most), limits.max_sequences)
-    return replace(limits, max_tokens=min(most, limits.max_tokens), max_logits_rows=rows)
+    return replace(limits, max_tokens=most, max_logits_rows=rows)
 
 
-def product_op(row: Row, operands: Mapping[str, Operand], n_tokens: int) -> str | None:
+def product_op(row: Row, operands: Mapping[str, Operand], n_tokens: int, ways: Ways) -> str | None:
     """The op whose tuned kernel does a matmul of so many tokens."""
-    for op in ("matmul_int8", "matmul"):
-        if tuned_unit(op, row.variant, product_dims(row, operands, n_tokens)) is not None:
+    if not ways.tuned:
+        return None
+    few, many = ("matmul_int8", "matmul"), ("matmul_halves",)
+    for op in (*many, *few) if n_tokens >= MANY else few:
+        dims = product_dims(row, operands, n_tokens)
+        known = f"{row.variant}:" in " ".join(kernels_cuda.TUNED.get(op, ("", ()))[1])
+        if known and tuned_unit(op, row.variant, dims, ways.capability) is not None:
             return op
     return None
 
@@ -140,19 +169,26 @@ def columns(operand: Operand) -> int:
     return prod(int(dim) for dim in operand.shape[1:])
 
 
-def has_tuned_cache(plan: Plan, *, exact: bool, portable: bool) -> bool:
+def many_attention(row: Row, head_dim: int, ways: Ways) -> Unit | None:
+    """The tuned kernel for attention of many tokens."""
+    return tuned_unit("attention", row.variant, {"head_dim": head_dim}, ways.capability)
+
+
+def has_tuned_cache(plan: Plan, ways: Ways) -> bool:
     """Whether the tuned kernels that fill and read the cache can be taken."""
-    if exact or portable:
+    if not ways.tuned:
         return False
     for row in plan.rows:
-        if row.op == "kv_append" and tuned_unit(row.op, row.variant, {}) is None:
+        if row.op == "kv_append" and (
+            tuned_unit(row.op, row.variant, {"T": 1}, ways.capability) is None
+        ):
             return False
         if row.op == "attention":
             _, heads, head_dim = plan.operands[str(row.operands["q"])].shape
             kv_heads = plan.operands[str(row.operands["v_cache"])].shape[1]
-            dims = {"head_dim": int(head_dim)}
-            chunks = tuned_unit("attention_chunks", row.variant, dims)
-            merge = tuned_unit("attention_merge", "", dims)
+            dims = {"head_dim": int(head_dim), "T": 1}
+            chunks = tuned_unit("attention_chunks", row.variant, dims, ways.capability)
+            merge = tuned_unit("attention_merge", "", dims, ways.capability)
             if chunks is None or merge is None or int(heads) > MOST_SHARED_HEADS * int(kv_heads):
                 return False
     return True

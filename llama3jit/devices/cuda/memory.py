@@ -47,8 +47,8 @@ def place_operands(lowered: Lowered, limits: Limits) -> tuple[dict[str, Place], 
     used = dict.fromkeys(USES.values(), 0)
     places = {}
     for name, operand in lowered.operands.items():
-        if operand.kind == "batch":
-            continue  # their places depend on the shape of the pass
+        if operand.kind in ("batch", "view"):
+            continue  # the former lie elsewhere in every shape, the latter in other operands
         use, nbytes = USES[operand.kind], nbytes_of(operand, sizes)
         places[name] = Place(use, used[use], nbytes)
         used[use] += -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,7 +16,9 @@ from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cuda.lower import (
-    Choice,
+    Counts,
+    Lowered,
+    Ways,
     dims_of,
     fit_limits,
     launch_of,
@@ -53,8 +54,7 @@ class CudaRunner:
         gpu: Any,
         kernels: Mapping[Unit, Any],
         *,
-        exact: bool,
-        portable: bool = False,
+        ways: Ways,
         meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """`gpu` is a driver.Gpu, which the runner owns from now on; `kernels` has a loaded kernel
@@ -63,8 +63,8 @@ class CudaRunner:
         self.limits = limits
         self.device = f"cuda:{gpu.ordinal}"
         self._plan = plan
-        self._choice = partial(Choice, exact=exact, portable=portable)
-        self.lowered = lower_all(plan, limits, exact=exact, portable=portable)
+        self._ways = ways
+        self.lowered = lower_all(plan, ways, limits)
         self.gpu = gpu
         kernels_cuda.PROCESSORS[0] = gpu.processors  # launches are shaped by it
         self._kernels = kernels
@@ -84,6 +84,9 @@ class CudaRunner:
             raise
 
     def _address(self, name: str) -> int:
+        if name in self.lowered.views:
+            parent, offset = self.lowered.views[name]
+            return self._address(parent) + offset
         place = self._places[name]
         return int(self._bases[place.use]) + place.offset
 
@@ -146,7 +149,9 @@ class CudaRunner:
             raise DeviceError(f"{self._failure}; load the model again, or use device='cpu'")
         check_batch(batch, self.limits)
         n_rows = len(batch.logits_rows)
-        shape = shape_of(self.limits, len(batch.tokens), n_rows, batch.block_tables.shape[1])
+        n_tokens, n_blocks = len(batch.tokens), batch.block_tables.shape[1]
+        alone = n_tokens == len(batch.context_lens) > 1
+        shape = shape_of(self.limits, n_tokens, n_rows, n_blocks, alone)
         try:
             self._stop_if_cancelled()
             self.gpu.enter()
@@ -167,10 +172,15 @@ class CudaRunner:
         n_vocab = self.limits.vocab_size
         return logits[: n_rows * n_vocab].reshape(n_rows, n_vocab)
 
+    def lower(self, shape: Shape) -> Lowered:
+        """The rows of a pass of this shape."""
+        counts = Counts(shape.n_tokens, shape.n_rows, shape.alone)
+        return lower(self._plan, self._ways, counts)
+
     def _captured(self, shape: Shape) -> tuple[Any, dict[str, NDArray[Any]]]:
         """The graph for a shape, and the arrays in pinned memory that it reads a batch from."""
         held, addresses, nbytes = self._batch_arrays(shape)
-        lowered = lower(self._plan, self._choice(shape.n_tokens, shape.n_rows))
+        lowered = self.lower(shape)
         sizes = sizes_of(shape, self.limits)
         logits = self._logits_host[: 4 * shape.n_rows * self.limits.vocab_size]
 
@@ -269,26 +279,17 @@ def open_on_gpu(
 
     Raises MemoryLimitError before anything is compiled or uploaded, CompileError, DeviceError.
     """
+    ways = Ways(gpu.capability, exact, portable)
     try:
-        limits = fit_limits(plan, limits, exact=exact, portable=portable)
-        lowered = lower_all(plan, limits, exact=exact, portable=portable)
+        limits = fit_limits(plan, ways, limits)
+        lowered = lower_all(plan, ways, limits)
         check_memory(place_operands(lowered, limits)[1], limits, gpu.memory()[0], gpu.name)
         code = find_code([*lowered.units, *packers(lowered)], gpu.capability, progress)
         kernels = {
             unit: gpu.load(image, code.is_ptx[unit], symbol(unit))
             for unit, image in code.images.items()
         }
-        return CudaRunner(
-            gguf,
-            config,
-            plan,
-            limits,
-            gpu,
-            kernels,
-            exact=exact,
-            portable=portable,
-            meanwhile=meanwhile,
-        )
+        return CudaRunner(gguf, config, plan, limits, gpu, kernels, ways=ways, meanwhile=meanwhile)
     except BaseException:
         gpu.close()
         raise

@@ -18,9 +18,12 @@ class Shape:
     n_rows: int
     n_sequences: int
     n_blocks: int
+    alone: bool = False  # whether every token is of another sequence
 
 
-def shape_of(limits: Limits, n_tokens: int, n_rows: int, n_blocks: int) -> Shape:
+def shape_of(
+    limits: Limits, n_tokens: int, n_rows: int, n_blocks: int, alone: bool = False
+) -> Shape:
     """The shape for a batch: the next powers of two, of blocks those of four, so that few graphs
     serve all batches."""
     tokens = min(_power(2, n_tokens), limits.max_tokens)
@@ -29,6 +32,7 @@ def shape_of(limits: Limits, n_tokens: int, n_rows: int, n_blocks: int) -> Shape
         n_rows=min(_power(2, n_rows), limits.max_logits_rows) if n_rows else 0,
         n_sequences=min(tokens, limits.max_sequences),
         n_blocks=min(_power(4, n_blocks), most_blocks(limits)),
+        alone=alone,
     )
 
 
