@@ -21,6 +21,7 @@ PRECISIONS = ("fast", "exact")
 
 DEFAULT_N_CTX = 8192  # or what the model was made for, if that is less
 MAX_N_CTX = 2**31 - 65  # positions are int32
+MAX_TOKENS, MAX_TOKENS_GPU = 512, 2048  # of a batch
 LOGITS_BYTES = 64 * 2**20  # for scoring, which wants many rows; untouched, they take no memory
 # What Python, the libraries and the tokenizer take beside the model.
 OVERHEAD_BYTES = 120 * 2**20
@@ -36,7 +37,7 @@ def open_runner(
     kv_dtype: str = "f16",
     precision: str = "fast",
     max_sequences: int = 8,
-    max_tokens: int = 512,
+    max_tokens: int | None = None,
     progress: Progress | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Runner:
@@ -44,8 +45,9 @@ def open_runner(
 
     `n_ctx` is the tokens of one sequence; all sequences share a cache of that many tokens. By
     default it is the model's own context, at most 8192. `max_sequences` and `max_tokens` bound one
-    batch. `precision` "exact" keeps activations in float32; "fast" rounds them to int8 for
-    quantised weights. `meanwhile` is called once, when the interpreter is about to be idle.
+    batch; by default `max_tokens` is 512, on a GPU 2048. `precision` "exact" keeps activations in
+    float32; "fast" rounds them to int8 or halves for quantised weights. `meanwhile` is called once,
+    when the interpreter is about to be idle.
 
     Raises InvalidArgumentError for a choice that there is not, DeviceError for a device that is not
     there, MemoryLimitError before anything is read if the model will not fit, and what `build_plan`
@@ -58,6 +60,9 @@ def open_runner(
     one_of("precision", precision, PRECISIONS)
     if isinstance(threads, bool) or not (threads is None or hasattr(threads, "__index__")):
         raise InvalidArgumentError(f"threads is {threads!r:.60}; expected a whole number")
+    card = find_device(device)
+    if max_tokens is None:
+        max_tokens = MAX_TOKENS if card is None else MAX_TOKENS_GPU
     limits = make_limits(config, n_ctx, max_sequences, max_tokens)
     plan = build_plan(config, gguf.tensors, kv_dtype)
     if device == "reference":
@@ -67,11 +72,12 @@ def open_runner(
         if meanwhile is not None:
             meanwhile()
         return Interpreter(gguf, config, plan, limits, "reference")
-    card = find_device(device)
     if card is not None:
         from llama3jit.devices.cuda.driver import Gpu
         from llama3jit.devices.cuda.runner import open_on_gpu
 
+        if meanwhile is not None:  # opening the device takes long, and leaves the interpreter alone
+            meanwhile()
         return open_on_gpu(
             gguf,
             config,
@@ -80,7 +86,6 @@ def open_runner(
             Gpu(card),
             exact=precision == "exact",
             progress=progress,
-            meanwhile=meanwhile,
         )
     from llama3jit.devices.cpu.lower import lower
     from llama3jit.devices.cpu.runner import CpuRunner, memory_needed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -55,11 +55,9 @@ class CudaRunner:
         kernels: Mapping[Unit, Any],
         *,
         ways: Ways,
-        meanwhile: Callable[[], None] | None = None,
     ) -> None:
         """`gpu` is a driver.Gpu, which the runner owns from now on; `kernels` has a loaded kernel
-        for each unit of the plan as `lower_all` lowers it, and for those that pack. `meanwhile` is
-        called once, before the upload."""
+        for each unit of the plan as `lower_all` lowers it, and for those that pack."""
         self.limits = limits
         self.device = f"cuda:{gpu.ordinal}"
         self._plan = plan
@@ -74,8 +72,6 @@ class CudaRunner:
         self._open = True
         try:
             self._places, self.memory = place_operands(self.lowered, limits)
-            if meanwhile is not None:
-                meanwhile()
             self._bases = {use: gpu.allocate(size) for use, size in self.memory.items()}
             self._stage()
             self._upload(gguf, config)
@@ -272,7 +268,6 @@ def open_on_gpu(
     exact: bool,
     portable: bool = False,
     progress: Progress | None = None,
-    meanwhile: Callable[[], None] | None = None,
 ) -> CudaRunner:
     """Load a model on an open device, which is closed if that fails. `exact` keeps activations in
     float32; `portable` takes none of the tuned kernels.
@@ -289,7 +284,7 @@ def open_on_gpu(
             unit: gpu.load(image, code.is_ptx[unit], symbol(unit))
             for unit, image in code.images.items()
         }
-        return CudaRunner(gguf, config, plan, limits, gpu, kernels, ways=ways, meanwhile=meanwhile)
+        return CudaRunner(gguf, config, plan, limits, gpu, kernels, ways=ways)
     except BaseException:
         gpu.close()
         raise
