@@ -127,6 +127,29 @@ def prefill(bench: Bench, variants: list[str]) -> None:
             print(f"| {variant} T={t} |", " | ".join(cells), "|", flush=True)
 
 
+def flash(bench: Bench) -> None:
+    """TFLOP/s of attention of one sequence's tokens, from its first on."""
+    for t in (512, 2048, 8192):
+        blocks = t // 64
+        cache = (blocks, KV_HEADS, 64, HEAD_DIM)
+        numbers = {
+            "positions": bench.gpu.put(np.arange(t, dtype=np.int32)),
+            "seq_of": bench.gpu.put(np.zeros(t, np.int32)),
+            "block_tables": bench.gpu.put(np.arange(blocks, dtype=np.int32)),
+        }
+        shapes = {
+            **{"out": (t, HEADS, HEAD_DIM), "q": (t, HEADS, HEAD_DIM), "k_cache": cache},
+            **{"v_cache": cache, "positions": (t,), "seq_of": (t,), "block_tables": (1, blocks)},
+        }
+
+        def fill(shapes: Shapes = shapes, numbers: dict[str, int] = numbers) -> None:
+            bench.row("attention", "f16", shapes, **numbers, scale=0.1, window=0)
+
+        took = bench.gpu.seconds(fill)
+        work = 4 * HEADS * HEAD_DIM * t * (t + 1) / 2
+        print(f"| attention of {t} tokens | {took * 1e3:.3f} ms | {work / took / 1e12:.0f} TFLOP/s |")
+
+
 def rows(bench: Bench, tokens: list[int], contexts: list[int]) -> None:
     """The small kernels of a step: microseconds of each, one after another."""
     for t in tokens:
@@ -265,6 +288,7 @@ def main() -> None:
         rows(bench, tokens, contexts)
     if "prefill" in parts:
         prefill(bench, variants)
+        flash(bench)
     if "steps" in parts:
         steps(bench, variants, tokens, contexts)
 

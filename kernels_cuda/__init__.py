@@ -27,14 +27,23 @@ class Launch:
     shared: int = 0
 
 
-# Multiprocessors of the GPU: set it before asking for launches.
+# Compute capability and multiprocessors of the GPU: set them before asking for kernels or launches.
+CAPABILITY = [(9, 0)]
 PROCESSORS = [132]
+# Op -> the lowest compute capability that its kernel runs on; the others run on all.
+LEAST = {
+    "attention": (8, 0),
+    "attention_chunks": (8, 0),
+    "matmul": (8, 0),
+    "matmul_halves": (9, 0),
+    "matmul_int8": (8, 0),
+}
 # Formats whose products with int8 activations have a kernel.
-INT8 = ("q4_0", "q8_0", "q4_k")
+INT8 = ("q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs")
 # Formats that are packed as they are.
 FLOATS = ("f16", "bf16")
-# Numbers of tokens that the kernels for few tokens are made for.
-FEW = (1, 8, 16, 32, 64)
+# Numbers of tokens that the kernels for few tokens are made for; more are taken in parts.
+FEW = (1, 8, 16)
 
 
 # Tokens of a tile of the kernels for many.
@@ -57,6 +66,7 @@ def _each(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[str, ...]:
 TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "add": ("kernels_cuda.elementwise", ("",)),
     "add_bias": ("kernels_cuda.elementwise", ("",)),
+    "attention": ("kernels_cuda.attention", _each(("f16",), HEAD_DIMS)),
     "attention_chunks": ("kernels_cuda.attention", _each(("f16",), HEAD_DIMS)),
     "attention_merge": ("kernels_cuda.attention", _each(("",), HEAD_DIMS)),
     "embed": ("kernels_cuda.elementwise", READABLE),
@@ -129,12 +139,13 @@ def launch(op: str, variant: str, dims: Mapping[str, int]) -> Launch:
 
 def variant_of(op: str, variant: str, dims: Mapping[str, int]) -> str | None:
     """The tuned variant of a plan's variant for these dims; None if there is none."""
-    if op not in TUNED:
+    if op not in TUNED or CAPABILITY[0] < LEAST.get(op, (0, 0)):
         return None
     variants = TUNED[op][1]
     if variant in variants:
         return variant
-    sizes = HEAD_DIMS if "head_dim" in dims else [size for size in FEW if size >= dims["T"]]
+    few = [size for size in FEW if size >= dims.get("T", 0)] or [FEW[-1]]
+    sizes = HEAD_DIMS if "head_dim" in dims else few
     wanted = dims.get("head_dim")
     module = import_module(TUNED[op][0])
     if op == "matmul_halves":

@@ -1,8 +1,8 @@
 """attention_chunks; see `attention`.
 
-A block of four warps takes a chunk of one KV head and all query heads that share it. Scores come
-from the tensor cores, 16 tokens a warp: rows are query heads, columns tokens. The values' sums are
-plain float32: a lane holds 8 components of every eighth token.
+A block of eight warps takes a chunk of one KV head and all query heads that share it. Scores come
+from the tensor cores, 8 tokens a warp: rows are query heads, columns tokens. The values' sums are
+plain float32: a lane holds 8 components of every sixteenth token (of every 32nd, if heads have 64).
 """
 
 import math
@@ -10,7 +10,7 @@ import math
 from numba import cuda
 from numba.cuda import types
 
-from kernels_cuda.attention import CHUNK, MOST_HEADS
+from kernels_cuda.attention import CHUNK, MOST_HEADS, WARPS
 from kernels_cuda.memory import registers, shared
 from kernels_cuda.ptx import (
     exp2,
@@ -33,6 +33,7 @@ from kernels_cuda.reductions import warp_max, warp_sum
 f32, i64, u32 = types.float32, types.int64, types.uint32
 NOTHING = f32(-1e30)
 LOG2_E = f32(math.log2(math.e))
+THREADS = 32 * WARPS
 device = cuda.jit(device=True)
 GROUP = 4  # query heads whose sums of values a lane holds at a time
 
@@ -51,11 +52,11 @@ def eight_halves(p, scale):
 def make(head_dim):
     pieces = head_dim // 32  # of 8 components, for each of the four lanes of a row
     lanes = head_dim // 8  # that share a token's values
-    slots = 128 // lanes  # tokens whose values the block adds at a time
+    slots = THREADS // lanes  # tokens whose values the block adds at a time
     rounds = CHUNK // slots
     scores_of = shared(MOST_HEADS * CHUNK, f32)
-    sums_of = shared(4 * GROUP * head_dim, f32)
-    keys_of, values_of = registers(2 * 4 * pieces, u32), registers(4 * rounds, u32)
+    sums_of = shared(WARPS * GROUP * head_dim, f32)
+    keys_of, values_of = registers(4 * pieces, u32), registers(4 * rounds, u32)
     query_of, group_sums = registers(8 * pieces, u32), registers(GROUP * 8, f32)
     per_warp = 32 // lanes
     dim_shift, lanes_shift = head_dim.bit_length() - 1, lanes.bit_length() - 1
@@ -92,12 +93,11 @@ def make(head_dim):
         if not early:
             grid_wait()
         # All keys and values of the lane at once.
-        for n in range(2):
-            p = k_cache + base + ((warp * 16 + n * 8 + (lane >> 2)) * head_dim + (lane & 3) * 8) * 2
-            for i in range(pieces):
-                r = load_16(p + i * 64)
-                for j in range(4):
-                    keys[(n * pieces + i) * 4 + j] = r[j]
+        p = k_cache + base + ((warp * 8 + (lane >> 2)) * head_dim + (lane & 3) * 8) * 2
+        for i in range(pieces):
+            r = load_16(p + i * 64)
+            for j in range(4):
+                keys[i * 4 + j] = r[j]
         slot = warp * per_warp + (lane >> lanes_shift)
         v = v_cache + base + (slot * head_dim + (lane & (lanes - 1)) * 8) * 2
         for i in range(rounds):
@@ -115,25 +115,21 @@ def make(head_dim):
                 for j in range(4):
                     query[(half * pieces + i) * 4 + j] = r[j]
         scores = scores_of()
-        for n in range(2):
-            d = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-            for i in range(pieces):
-                a, b, k = i * 4, (pieces + i) * 4, (n * pieces + i) * 4
-                d = mma_f16(
-                    d, query[a], query[b], query[a + 1], query[b + 1], keys[k], keys[k + 1]
-                )
-                d = mma_f16(
-                    d, query[a + 2], query[b + 2], query[a + 3], query[b + 3],
-                    keys[k + 2], keys[k + 3],
-                )
-            j = warp * 16 + n * 8 + (lane & 3) * 2
-            scores[head * CHUNK + j] = d[0]
-            scores[head * CHUNK + j + 1] = d[1]
-            scores[(head + 8) * CHUNK + j] = d[2]
-            scores[(head + 8) * CHUNK + j + 1] = d[3]
+        d = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+        for i in range(pieces):
+            a, b = i * 4, (pieces + i) * 4
+            d = mma_f16(d, query[a], query[b], query[a + 1], query[b + 1], keys[a], keys[a + 1])
+            d = mma_f16(
+                d, query[a + 2], query[b + 2], query[a + 3], query[b + 3], keys[a + 2], keys[a + 3]
+            )
+        j = warp * 8 + (lane & 3) * 2
+        scores[head * CHUNK + j] = d[0]
+        scores[head * CHUNK + j + 1] = d[1]
+        scores[(head + 8) * CHUNK + j] = d[2]
+        scores[(head + 8) * CHUNK + j + 1] = d[3]
         cuda.syncthreads()
-        # A warp takes every fourth head, a lane two of its scores.
-        for h in range(warp, (group + (GROUP - 1)) & ~(GROUP - 1), 4):
+        # A warp takes every eighth head, a lane two of its scores.
+        for h in range(warp, (group + (GROUP - 1)) & ~(GROUP - 1), WARPS):
             low = low_score(scores[h * CHUNK + lane] * scale, lane, first, last)
             high = low_score(scores[h * CHUNK + lane + 32] * scale, lane + 32, first, last)
             largest = warp_max(max(low, high))
@@ -171,11 +167,11 @@ def make(head_dim):
                     for i in range(8):
                         over[(warp * GROUP + m) * head_dim + lane * 8 + i] = add[m * 8 + i]
             cuda.syncthreads()
-            for i in range(thread, GROUP * head_dim, 128):
+            for i in range(thread, GROUP * head_dim, THREADS):
                 m, d_ = i >> dim_shift, i & (head_dim - 1)
                 if h + m < group:
                     total = over[m * head_dim + d_]
-                    for w in range(1, 4):
+                    for w in range(1, WARPS):
                         total += over[(w * GROUP + m) * head_dim + d_]
                     store_f32(sums + ((part + (h + m) * chunks) * head_dim + d_) * 4, total)
             cuda.syncthreads()

@@ -8,13 +8,12 @@ from the start. All offsets are bytes.
 from __future__ import annotations
 
 MOST = 226 * 1024  # bytes of shared memory that a block may take
-# Bytes of all rings, where there is room: so many that a multiprocessor takes one block, else two of
-# the next kernel's blocks would settle where this one's end first, and leave others idle.
-RING = 120 * 1024
+RING = 120 * 1024  # bytes of all rings, where there is room
+# Bytes that a block takes at least, so that a multiprocessor has room for one: else two blocks of the
+# next kernel settle where this one's end first, and leave other multiprocessors idle.
+LEAST = 116 * 1024
 WARPS = 16
 ROWS = 16
-LEAST = 116 * 1024
-PERSISTENT = True
 BARRIERS = 4096  # bytes: for up to 32 stages of 16 warps
 
 

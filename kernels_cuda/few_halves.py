@@ -78,11 +78,12 @@ def make(name, tokens, warps):
         # Weights are not written by any kernel: the first ones come while others still run.
         r = load_tile(p, lane) if warp < steps else load_tile(weight, lane)
         grid_wait()
+        first_token = i64(cuda.blockIdx.y) * (8 * tiles)
         aligned = K % 4 == 0
         row = addresses()
         sums = floats()
         for n in range(tiles):
-            row[n] = x + min(i64(8 * n + lane // 4), T - 1) * K * 4
+            row[n] = x + min(first_token + 8 * n + lane // 4, T - 1) * K * 4
         for i in range(n_sums):
             sums[i] = f32(0.0)
         for at in range(warp, steps, warps):
@@ -107,7 +108,7 @@ def make(name, tokens, warps):
             part[(warp * 8 * tiles + token) * ROWS + r_row] = sums[i]
         cuda.syncthreads()
         for i in range(thread, outputs, threads):
-            token = i // ROWS
+            token = first_token + i // ROWS
             n_row = first + i % ROWS
             if token < T and n_row < N:
                 total = f32(0.0)

@@ -9,6 +9,7 @@ from kernels_cuda.memory import registers, shared
 from kernels_cuda.ptx import (
     grid_go,
     grid_wait,
+    lane_id,
     load_8,
     load_f32,
     mma_int8,
@@ -16,7 +17,7 @@ from kernels_cuda.ptx import (
     stream_16,
 )
 
-f32, i64 = types.float32, types.int64
+f32, i64, u32 = types.float32, types.int64, types.uint32
 ROWS = 16
 device = cuda.jit(device=True)
 
@@ -81,6 +82,37 @@ def block(form, j, tiles, columns):
     return of_block
 
 
+def block_in_halves(form, j, tiles, columns):
+    """The same for a format with scales for each 16 columns, which two of four lanes hold."""
+    quants, steps = form.quants(j), (form.scales(j, 0), form.scales(j, 1))
+    first_steps, second_steps = steps
+
+    @device
+    def of_block(sums, r, x, scales, totals, first, blocks):
+        at = min(first + j, blocks - 1)
+        a = quants(r)
+        upper, none = lane_id() & u32(2), u32(0)
+        for n in range(tiles):
+            b = load_8(x[n] + at * 32)
+            s, t = load_f32(scales[2 * n] + at * 4), load_f32(scales[2 * n + 1] + at * 4)
+            b0, b1 = (none, none) if upper else (b[0], b[1])
+            d = mma_int8(a[0], a[1], a[2], a[3], b0, b1)
+            low, high = first_steps(r)
+            sums[4 * n] += d[0] * (low * s)
+            sums[4 * n + 1] += d[1] * (low * t)
+            sums[4 * n + 2] += d[2] * (high * s)
+            sums[4 * n + 3] += d[3] * (high * t)
+            b0, b1 = (b[0], b[1]) if upper else (none, none)
+            d = mma_int8(a[0], a[1], a[2], a[3], b0, b1)
+            low, high = second_steps(r)
+            sums[4 * n] += d[0] * (low * s)
+            sums[4 * n + 1] += d[1] * (low * t)
+            sums[4 * n + 2] += d[2] * (high * s)
+            sums[4 * n + 3] += d[3] * (high * t)
+
+    return of_block
+
+
 def make(name, tokens, warps):
     """The kernel for a format, up to so many tokens, by blocks of so many warps."""
     form, step = FRAGMENTS[name], STEPS[name]
@@ -88,7 +120,8 @@ def make(name, tokens, warps):
     tiles = max(1, tokens // 8)
     columns = 1 if tokens == 1 else 2
     n_sums = 4 * tiles
-    add = in_turn([block(form, j, tiles, columns) for j in range(step_blocks)])
+    one = block_in_halves if form.in_halves else block
+    add = in_turn([one(form, j, tiles, columns) for j in range(step_blocks)])
     load = form.load(stream_16)
     factor = f32(form.factor)
     addresses, pairs = registers(tiles, i64), registers(2 * tiles, i64)
@@ -109,11 +142,12 @@ def make(name, tokens, warps):
         # Weights are not written by any kernel: the first ones come while others still run.
         r = load(p, lane) if warp < steps else load(weight, lane)
         grid_wait()
+        first_token = i64(cuda.blockIdx.y) * (8 * tiles)
         x, scales, totals, sums = addresses(), pairs(), pairs(), floats()
         for n in range(tiles):
-            x[n] = xq + min(i64(8 * n + lane // 4), T - 1) * K + lane % 4 * 8
+            x[n] = xq + min(first_token + 8 * n + lane // 4, T - 1) * K + lane % 4 * 8
             for c in range(2):
-                t = min(i64(8 * n + lane % 4 * 2 + c), T - 1)
+                t = min(first_token + 8 * n + lane % 4 * 2 + c, T - 1)
                 scales[2 * n + c] = xs + t * n_blocks * 4
                 totals[2 * n + c] = xtotal + t * n_blocks * 4
         for i in range(n_sums):
@@ -131,7 +165,7 @@ def make(name, tokens, warps):
             part[(warp * 8 * tiles + token) * ROWS + row] = sums[i]
         cuda.syncthreads()
         for i in range(thread, outputs, threads):
-            token = i // ROWS
+            token = first_token + i // ROWS
             row = group * ROWS + i % ROWS
             if token < T and row < N:
                 total = f32(0.0)

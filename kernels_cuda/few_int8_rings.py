@@ -12,6 +12,7 @@ from kernels_cuda.ptx import (
     await_phase,
     grid_go,
     grid_wait,
+    lane_id,
     load_4,
     load_16,
     mma_int8,
@@ -41,6 +42,59 @@ row_bytes_of, fixed_bytes, stages_of = (
     rebuilder.compiled(function, {})
     for function in (few.row_bytes_of, few.fixed_bytes, few.stages_of)
 )
+
+
+def halves_of_one(form, j):
+    """`block_of_one` for a format with scales for each 16 columns, which two of four lanes hold."""
+    quants, first, second = form.quants(j), form.scales(j, 0), form.scales(j, 1)
+
+    @device
+    def of_block(sums, r, x, scales, totals, one, blocks):
+        a = quants(r)
+        b = shared_8(x + 32 * j)
+        upper = lane_id() & u32(2)
+        none = u32(0)
+        b0, b1 = (none, none) if upper else (b[0], b[1])
+        d = mma_int8_column(a[0], a[1], a[2], a[3], b0, b1)
+        low, high = first(r)
+        sums[0] += d[0] * (low * scales[j])
+        sums[2] += d[1] * (high * scales[j])
+        b0, b1 = (b[0], b[1]) if upper else (none, none)
+        d = mma_int8_column(a[0], a[1], a[2], a[3], b0, b1)
+        low, high = second(r)
+        sums[0] += d[0] * (low * scales[j])
+        sums[2] += d[1] * (high * scales[j])
+
+    return of_block
+
+
+def halves_of_eight(form, j):
+    """`block_of_eight` for a format with scales for each 16 columns."""
+    quants, first, second = form.quants(j), form.scales(j, 0), form.scales(j, 1)
+
+    @device
+    def of_block(sums, r, x, scales, totals, one, blocks):
+        a = quants(r)
+        b = shared_8(x + 32 * j)
+        s = shared_2_f32(scales + 32 * j)
+        upper = lane_id() & u32(2)
+        none = u32(0)
+        b0, b1 = (none, none) if upper else (b[0], b[1])
+        d = mma_int8(a[0], a[1], a[2], a[3], b0, b1)
+        low, high = first(r)
+        sums[0] += d[0] * (low * s[0])
+        sums[1] += d[1] * (low * s[1])
+        sums[2] += d[2] * (high * s[0])
+        sums[3] += d[3] * (high * s[1])
+        b0, b1 = (b[0], b[1]) if upper else (none, none)
+        d = mma_int8(a[0], a[1], a[2], a[3], b0, b1)
+        low, high = second(r)
+        sums[0] += d[0] * (low * s[0])
+        sums[1] += d[1] * (low * s[1])
+        sums[2] += d[2] * (high * s[0])
+        sums[3] += d[3] * (high * s[1])
+
+    return of_block
 
 
 def block_of_one(form, j):
@@ -141,6 +195,8 @@ def make(name, tokens):
     form, step = FRAGMENTS[name], STEPS[name]
     step_blocks, step_bytes = step.blocks, step.total_bytes
     block = block_of_one if tokens == 1 else block_of_eight
+    if form.in_halves:
+        block = halves_of_one if tokens == 1 else halves_of_eight
     add = in_turn([block(form, j) for j in range(step_blocks)])
     scales_of = {4: four_scales, 8: eight_scales}[step_blocks] if tokens == 1 else address
     load = form.load(shared_16)

@@ -1,18 +1,19 @@
-"""Matrix products with few tokens, up to 64: a block of threads takes 16 rows of the weight, its
-warps share the columns, and the tensor cores multiply 16 rows by 8 tokens at a time.
+"""Matrix products with few tokens: the tensor cores multiply 16 rows of the weight by 8 tokens at a
+time, warps share the columns, and each weight is read once, from memory to registers.
 
-Each weight is read once, from memory to registers. A token's sums do not depend on the other tokens,
-and the order of the sums depends on the number of warps alone.
+Up to 8 tokens on sm_90 blocks of threads stay for as long as there are rows (`few`); else a block
+takes 16 rows by up to 16 tokens. A token's sums do not depend on the other tokens; the order of the
+sums depends on the number of warps alone.
 """
 
 from __future__ import annotations
 
-from kernels_cuda import PROCESSORS, Launch, few
+from kernels_cuda import CAPABILITY, PROCESSORS, Launch, few
 from kernels_cuda.layouts import STEPS
 
 ROWS = 16
 # Warps of a block.
-WARPS = {"1": 8, "8": 8, "16": 8, "32": 8, "64": 4}
+WARPS = 8
 WITH_MINIMA = ("q4_1", "q4_k", "q5_k")
 
 
@@ -34,7 +35,7 @@ def rings_of(op, variant, dims):
 
 def fits(op, variant, dims):
     """Whether the activations leave room for rings in shared memory."""
-    if split(variant)[1] > 8:
+    if split(variant)[1] > 8 or CAPABILITY[0] < (9, 0):
         return True
     fixed, piece = rings_of(op, variant, dims)
     return fixed + few.WARPS * 2 * piece <= few.MOST
@@ -43,19 +44,17 @@ def fits(op, variant, dims):
 def launch(op, variant, dims):
     name, tokens = split(variant)
     groups = -(-dims["N"] // ROWS)
-    if tokens <= 8:
+    if tokens <= 8 and CAPABILITY[0] >= (9, 0):
         fixed, piece = rings_of(op, variant, dims)
         rings = few.WARPS * few.stages_of(fixed, piece) * piece
-        blocks = min(groups, PROCESSORS[0]) if few.PERSISTENT else groups
-        shared = max(few.LEAST, fixed + rings) if few.PERSISTENT else fixed + rings
-        return Launch((blocks, 1, 1), (32 * few.WARPS, 1, 1), shared)
-    warps = WARPS[str(tokens)]
-    return Launch((groups, 1, 1), (32 * warps, 1, 1))
+        blocks = min(groups, PROCESSORS[0])
+        return Launch((blocks, 1, 1), (32 * few.WARPS, 1, 1), max(few.LEAST, fixed + rings))
+    return Launch((groups, -(-dims["T"] // max(8, tokens)), 1), (32 * WARPS, 1, 1))
 
 
 def kernel(op, variant):
     name, tokens = split(variant)
-    if tokens <= 8:
+    if tokens <= 8 and CAPABILITY[0] >= (9, 0):
         from kernels_cuda import few_halves_rings, few_int8_rings
 
         module = few_halves_rings if op == "matmul" else few_int8_rings
@@ -64,4 +63,4 @@ def kernel(op, variant):
         from kernels_cuda.few_halves import make
     else:
         from kernels_cuda.few_int8 import make
-    return make(name, tokens, WARPS[str(tokens)])
+    return make(name, tokens, WARPS)

@@ -9,8 +9,7 @@ from llvmlite import ir
 from numba.cuda import cgutils, types
 from numba.cuda.extending import intrinsic
 
-# The compute capability that code is generated for: set it before compiling for another one.
-CAPABILITY = [(9, 0)]
+from kernels_cuda import CAPABILITY
 
 LETTERS = {
     types.uint32: "r",
@@ -127,6 +126,13 @@ rsqrt = instruction([f32], [f32], "rsqrt.approx.f32 $0, $1;")
 max_f32 = instruction([f32], [f32, f32], "max.f32 $0, $1, $2;")
 # Bytes of two registers, 0 to 3 of the first and 4 to 7 of the second, by the nibbles of the third.
 bytes_of = instruction([u32], [u32, u32, u32], "prmt.b32 $0, $1, $2, $3;")
+lane_id = instruction([u32], [], "mov.u32 $0, %laneid;")
+signed_byte_to_f32 = {
+    i: instruction(
+        [f32], [u32], f"{{ .reg .s32 t; bfe.s32 t, $1, {8 * i}, 8; cvt.rn.f32.s32 $0, t; }}"
+    )
+    for i in range(4)
+}
 dp4a = instruction([u32], [u32, u32, u32], "dp4a.s32.s32 $0, $1, $2, $3;")
 byte_to_f32 = {
     i: instruction(
@@ -275,4 +281,25 @@ remainder = instruction(
 # A barrier that threads arrive at, and the same for one thread of a warp.
 arrive = instruction(
     [], [u32], "mbarrier.arrive.shared::cta.b64 _, [$0];", memory=True, least=(9, 0)
+)
+
+# 16 bytes to shared memory at $0 from $1 in the background, of which the first $2 are read and the
+# others zero (sm_80).
+copy_16 = instruction(
+    [], [u32, i64, u32], "cp.async.cg.shared.global [$0], [$1], 16, $2;", memory=True
+)
+copies_go = instruction([], [], "cp.async.commit_group;", memory=True)
+copies_come = {
+    n: instruction([], [], f"cp.async.wait_group {n};", memory=True) for n in range(3)
+}
+# Four matrices of 8 rows of 16 bytes, of which lanes 0-7, 8-15, ... give the addresses of the rows:
+# lane l gets two halves of row l / 4, or with `turned` of rows 2 (l % 4) and 1 more.
+matrices = instruction(
+    [u32] * 4, [u32], quad("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {4}, [$4];"), memory=True
+)
+matrices_turned = instruction(
+    [u32] * 4,
+    [u32],
+    quad("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {4}, [$4];"),
+    memory=True,
 )

@@ -10,14 +10,20 @@ from __future__ import annotations
 
 BARRIERS = 1024
 GROUPS = 2  # of four warps
-PIECES = 3  # places of a warp's ring
-# Tokens of a tile -> places of the ring of activations, and whether groups share the columns.
-TILES = {16: (8, True), 32: (8, True), 64: (8, True), 128: (4, False), 256: (4, False)}
+# Tokens of a tile -> places of the ring of activations, whether groups share the columns, and places
+# of a warp's ring.
+TILES = {
+    16: (8, True, 6),
+    32: (8, True, 6),
+    64: (8, True, 5),
+    128: (4, False, 3),
+    256: (4, False, 2),
+}
 
 
 def shared_bytes(tokens, piece):
-    stages, shares = TILES[tokens]
-    rings = GROUPS * 4 * PIECES * piece
+    stages, _, pieces = TILES[tokens]
+    rings = GROUPS * 4 * pieces * piece
     activations = stages * tokens * 128
     return BARRIERS + activations + rings + 1024
 

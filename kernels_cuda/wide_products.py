@@ -28,7 +28,7 @@ from kernels_cuda.ptx import (
 )
 from kernels_cuda.rings import fetch, open_ring
 from kernels_cuda.wgmma import keep, multiply, store, with_kept, zeros
-from kernels_cuda.wide import BARRIERS, GROUPS, PIECES, TILES
+from kernels_cuda.wide import BARRIERS, GROUPS, TILES
 
 f32, i64, u32 = types.float32, types.int64, types.uint32
 device = cuda.jit(device=True)
@@ -48,7 +48,8 @@ def halves_of(word):
 
 def block_halves(form, j):
     """The function from a piece's registers to block j as halves: operand a of two products."""
-    quants, steps = form.quants(j), form.scales(j)
+    quants = form.quants(j)
+    steps = form.own(j) if form.in_halves else form.scales(j)
     has_minima = form.minima is not None
     minima = form.minima(j) if has_minima else steps
 
@@ -131,7 +132,7 @@ def make(name, tokens):
     per_shift = per_piece.bit_length() - 1
     in_tiles = name not in FRAGMENTS
     halves = "bf16" if name == "bf16" else "f16"
-    stages, shares = TILES[tokens]
+    stages, shares, pieces = TILES[tokens]
     stage_mask, stage_shift = stages - 1, stages.bit_length() - 1
     stage_bytes = tokens * 128
     copies = max(1, tokens // 128)
@@ -197,10 +198,10 @@ def make(name, tokens):
         if first_row >= N:
             # Rows that are not there: those of the first group, not stored.
             group = i64(0)
-        ring = u32(base + rings_at + warp * (PIECES * piece))
-        mine = u32(barriers + stages * 16 + warp * (PIECES * 8))
-        past = u32(mine + PIECES * 8)
-        open_ring(mine, PIECES, lane)
+        ring = u32(base + rings_at + warp * (pieces * piece))
+        mine = u32(barriers + stages * 16 + warp * (pieces * 8))
+        past = u32(mine + pieces * 8)
+        open_ring(mine, pieces, lane)
         if thread == 0:
             for stage in range(stages):
                 barrier_init(u32(barriers + stage * 16), u32(1))

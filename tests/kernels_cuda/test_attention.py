@@ -75,3 +75,33 @@ def test_decode(gpu, contexts, heads, kv_heads, head_dim, window):
     assert not found["xs"][-1].any()  # a padded token sees nothing
     kept = {name: array[:-1] for name, array in found.items() if name in made}
     is_int8_of(kept, wide[:-1])
+
+
+@pytest.mark.parametrize(
+    ("pieces", "heads", "kv_heads", "head_dim", "window"),
+    [
+        # (first position, how many tokens) of each sequence
+        (((0, 1),), 4, 4, 64, 0),
+        (((0, 200),), 4, 2, 128, 0),
+        (((100, 64), (0, 7), (300, 1)), 9, 3, 64, 0),
+        (((0, 65), (63, 130)), 8, 1, 128, 100),
+        (((500, 3), (0, 64)), 2, 2, 64, 64),
+    ],
+)
+def test_many_tokens(gpu, pieces, heads, kv_heads, head_dim, window):
+    rng = np.random.default_rng(heads + len(pieces))
+    caches, tables = paged(rng, [first + n for first, n in pieces], kv_heads, head_dim)
+    seq_of = np.array([s for s, (_, n) in enumerate(pieces) for _ in range(n)] + [-1], np.int32)
+    positions = np.array([first + i for first, n in pieces for i in range(n)] + [0], np.int32)
+    q = rng.standard_normal((len(seq_of), heads, head_dim)).astype(np.float32)
+    scale = 1 / np.sqrt(head_dim)
+    k_cache, v_cache = (c.view(np.uint16) for c in caches)
+    found = gpu.run(
+        "attention", "f16",
+        out=nans(*q.shape), q=q, k_cache=k_cache, v_cache=v_cache, positions=positions,
+        seq_of=seq_of, block_tables=tables, scale=scale, window=window,
+    )["out"]  # fmt: skip
+    expected = expected_of(q, caches, tables, seq_of, positions, scale, window)
+    assert not found[-1].any()
+    # Queries and weights are rounded to halves.
+    assert error(found, expected) < 1e-3

@@ -11,7 +11,7 @@ from llama3jit.ops.dequantise import VALUES, rows
 pytestmark = pytest.mark.gpu
 
 SHAPES = [(16, 1), (1, 1), (40, 3), (129, 5), (272, 9)]  # rows, and whole blocks of 256 columns
-TOKENS = [1, 2, 7, 8, 13, 32, 33, 64]
+TOKENS = [1, 2, 7, 8, 13, 32, 33]
 
 
 def quantised(rng, t, k):
@@ -68,8 +68,9 @@ def test_products_of_many_tokens(gpu, variant, tokens, n):
         found = gpu.run("matmul_halves", variant, out=nans(tokens, n), weight=packed, xh=xh, K=k)
         rounded = nearest_bfloat(x) if kind == "bf16" else x.astype(np.float16)
         expected = rounded.astype(np.float64) @ rows(weight, variant).astype(np.float64).T
-        # Quantised weights are rounded to halves.
-        assert error(found["out"], expected) < (2e-6 if exact else 5e-4), k
+        # Sums are cut, not rounded, to 24 bits after each 16 columns; quantised weights are rounded
+        # to halves.
+        assert error(found["out"], expected) < (k / 16 * 2.0**-24 if exact else 5e-4), k
 
 
 def nearest_bfloat(x):
