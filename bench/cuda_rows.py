@@ -65,7 +65,9 @@ def measure(runner: CudaRunner, n_tokens: int, context: int) -> list[dict[str, A
                 arguments = runner._arguments(row, addresses, dims)
                 overlap = i > 0 and unit.module.startswith("kernels_cuda.")
                 kernel = runner._kernels[unit]
-                runner.gpu.launch(kernel, launch_of(unit, dims), arguments, overlap=overlap)
+                runner.gpu.launch(
+                    kernel, launch_of(unit, dims, runner._ways.chip), arguments, overlap=overlap
+                )
 
         each = time_graph(runner.gpu, runner.gpu.capture(work)) / len(rows)
         nbytes = dims["rows"] * dims["row_bytes"] if unit.op.startswith("matmul") else 0

@@ -10,6 +10,7 @@ from llama3jit.compile.cuda.library import find_code
 from llama3jit.compile.cuda.resources import Resources, resources
 from llama3jit.compile.cuda.targets import CUBINS, PTX, TARGETS, targets_for
 from llama3jit.compile.cuda.units import (
+    Chip,
     every_unit,
     is_tuned,
     portable_units,
@@ -84,8 +85,7 @@ def test_every_kernel_for_every_target(unit, target):
     ("op", "variant", "capabilities"),
     [
         ("matmul_halves", "q4_0:128", [(9, 0)]),
-        ("matmul_int8", "q4_0:1", [(9, 0), (10, 0), (12, 0)]),
-        ("matmul_int8", "q4_0:16", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]),
+        ("matmul_int8", "q4_0:1", [(8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]),
         ("rmsnorm", "", [(7, 5), (8, 0), (8, 9), (9, 0), (10, 0), (12, 0)]),
     ],
 )
@@ -97,10 +97,13 @@ def test_which_devices_a_tuned_kernel_is_for(op, variant, capabilities):
     assert all((unit in every_unit(c)) == (c in capabilities) for c in every)
 
 
-def test_fewer_tokens_take_the_next_kernel_where_the_first_is_not_for_the_device():
-    dims = {"T": 1, "N": 256, "K": 256}
-    names = [tuned_unit("matmul_int8", "q8_0", dims, c) for c in ((7, 5), (8, 6), (9, 0))]
-    assert [unit and unit.variant for unit in names] == [None, "q8_0:16", "q8_0:1"]
+def test_a_chip_without_a_kernel_takes_none():
+    dims = {"T": 100, "N": 256, "K": 256}
+    chips = [Chip(capability, 100) for capability in ((7, 5), (8, 6), (9, 0), (10, 0))]
+    int8 = [tuned_unit("matmul_int8", "q8_0", dims, chip) for chip in chips]
+    assert [unit is not None for unit in int8] == [False, True, True, True]
+    halves = [tuned_unit("matmul_halves", "q8_0", dims, chip) for chip in chips]
+    assert [unit is not None for unit in halves] == [False, False, True, False]
 
 
 @needs_compiler

@@ -8,7 +8,7 @@ from fake_gpu import FakeGpu, kernels
 from float64_llama import forward, mean_kl
 from tiny_model import MIXED, tiny_model
 
-from llama3jit.compile.cuda.units import is_tuned
+from llama3jit.compile.cuda.units import Chip, is_tuned
 from llama3jit.devices.choose import make_limits
 from llama3jit.devices.cuda.lower import Counts, Ways, fit_limits, lower, lower_all
 from llama3jit.devices.cuda.memory import check_memory, place_operands
@@ -32,7 +32,7 @@ MODELS = {
 SIZES = {"tied": {"n_embd": 256, "n_ff": 512, "vocab": 300}}
 
 
-PORTABLE, EXACT, FAST = (Ways((9, 0), *way) for way in ((True, True), (True,), ()))
+PORTABLE, EXACT, FAST = (Ways(Chip((9, 0), 132), *way) for way in ((True, True), (True,), ()))
 
 
 def on_fake(tiny, gpu=None, kv_dtype="f32", n_ctx=192, max_tokens=128, ways=PORTABLE):
@@ -142,7 +142,7 @@ def test_limits_are_those_of_the_tuned_kernels(tmp_path, models):
     plan = build_plan(config, gguf.tensors, "f16")
     limits = make_limits(config, 192, 8, 512)
     assert fit_limits(plan, EXACT, limits) == limits
-    assert fit_limits(plan, FAST, limits).max_tokens == 64
+    assert fit_limits(plan, FAST, limits).max_tokens == 512
 
 
 def test_a_cache_of_halves(models):

@@ -22,7 +22,7 @@ import kernels_cuda
 from llama3jit.compile.cache import suffixes, write_sealed
 from llama3jit.compile.cuda.entry import argument_kinds, portable_kernel
 from llama3jit.compile.cuda.targets import TARGETS, CudaTarget
-from llama3jit.compile.cuda.units import is_tuned, signature_of, symbol
+from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, symbol, tell_kernels
 from llama3jit.compile.units import Unit, unit_named
 from llama3jit.errors import CompileError
 
@@ -69,8 +69,7 @@ def compile_ptx(unit: Unit, target: CudaTarget) -> str:
         device = SimpleNamespace(compute_capability=target.capability, id=0)
         for asking in (api, dispatcher):
             asking.get_current_device = lambda: device
-        if is_tuned(unit):
-            import_module("kernels_cuda.ptx").CAPABILITY[0] = target.capability
+        tell_kernels(Chip(target.capability, 1))
         capability = (*target.capability, "a") if target.is_specific else target.capability
         ptx, _ = cuda.compile(
             kernel_of(unit),

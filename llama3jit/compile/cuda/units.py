@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 
 import kernels_cuda
@@ -35,22 +36,28 @@ def signature_of(op: str) -> Signature:
     return Signature(parse_parameters(op, dict(found)), "")
 
 
-def tuned_unit(
-    op: str, variant: str, dims: Mapping[str, int], capability: Capability
-) -> Unit | None:
+def tuned_unit(op: str, variant: str, dims: Mapping[str, int], chip: Chip) -> Unit | None:
     """The op's tuned kernel in this variant for these dims (T, N, K, head_dim), if there is one for
-    a device of this compute capability."""
-    if capability < OVERLAPPING and op in ("matmul", "matmul_int8"):
-        dims = {**dims, "T": max(dims["T"], RINGS + 1)}
+    the chip."""
+    tell_kernels(chip)
     found = kernels_cuda.variant_of(op, variant, dims)
     unit = None if found is None else Unit(kernels_cuda.TUNED[op][0], op, found)
-    return unit if unit is not None and suits(unit, capability) else None
+    return unit if unit is not None and suits(unit, chip.capability) else None
 
 
-# Ops whose tuned kernels have instructions of tensor cores that came with 8.0.
-SINCE_80 = ("attention", "attention_chunks", "matmul", "matmul_int8")
-OVERLAPPING = (9, 0)
-RINGS = 8  # tokens up to which products have rings of bulk copies, which came with 9.0
+@dataclass(frozen=True, slots=True)
+class Chip:
+    """What kernels are chosen and launched by: the compute capability, and how many
+    multiprocessors."""
+
+    capability: Capability
+    processors: int
+
+
+def tell_kernels(chip: Chip) -> None:
+    """Have what kernels_cuda chooses and launches be for this chip, until it is told of another."""
+    kernels_cuda.CAPABILITY[0] = chip.capability
+    kernels_cuda.PROCESSORS[0] = chip.processors
 
 
 def suits(unit: Unit, capability: Capability) -> bool:
@@ -59,9 +66,7 @@ def suits(unit: Unit, capability: Capability) -> bool:
         return True
     if unit.op == "matmul_halves":  # wgmma, which came with 9.0 and went with it
         return capability == (9, 0)
-    if unit.op in ("matmul", "matmul_int8") and int(unit.variant.split(":")[1]) <= RINGS:
-        return capability >= OVERLAPPING
-    return unit.op not in SINCE_80 or capability >= (8, 0)
+    return capability >= kernels_cuda.LEAST.get(unit.op, (0, 0))
 
 
 def is_tuned(unit: Unit) -> bool:

@@ -69,7 +69,7 @@ class Lowering:
         """A tuned kernel, if it may be taken."""
         if not self.ways.tuned:
             return None
-        return tuned_unit(op, variant, {"T": self.counts.n_tokens, **dims}, self.ways.capability)
+        return tuned_unit(op, variant, {"T": self.counts.n_tokens, **dims}, self.ways.chip)
 
     def add(self, op: str, variant: str, operands: Values, **dims: int) -> None:
         """Append a row of a tuned kernel."""
@@ -287,6 +287,6 @@ class Lowering:
             takes_tuned = self.tuned_cache
         if takes_tuned and not self.ways.portable and row.op != "matmul":
             dims = {"T": self.counts.n_tokens}
-            unit = tuned_unit(row.op, row.variant, dims, self.ways.capability)
+            unit = tuned_unit(row.op, row.variant, dims, self.ways.chip)
         self.lowered.append(row, unit or portable_unit(row.op, row.variant))
         return 1

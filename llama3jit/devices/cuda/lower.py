@@ -10,8 +10,7 @@ from math import prod
 import kernels_cuda
 from kernels_cuda import Launch
 from llama3jit import ops
-from llama3jit.compile.cuda.targets import Capability
-from llama3jit.compile.cuda.units import is_tuned, signature_of, tuned_unit
+from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, tell_kernels, tuned_unit
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.bind import bind_dims
@@ -36,10 +35,10 @@ INT8 = {"xq": ("i8", 1), "xs": ("f32", 32), "xsum": ("i32", 16), "xtotal": ("f32
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """What kernels may be taken: of which compute capability; whether activations stay in float32;
-    whether none of the tuned ones."""
+    """What kernels may be taken: for which chip; whether activations stay in float32; whether none
+    of the tuned ones."""
 
-    capability: Capability
+    chip: Chip
     exact: bool = False
     portable: bool = False
 
@@ -103,7 +102,7 @@ def lower(plan: Plan, ways: Ways, counts: Counts) -> Lowered:
 def lower_all(plan: Plan, ways: Ways, limits: Limits) -> Lowered:
     """All units, operands and packed weights that passes of any number of tokens have."""
     every = Lowered()
-    for count in counts_up_to(limits.max_tokens):
+    for count in sorted({*counts_up_to(limits.max_tokens), limits.max_logits_rows}):
         for alone in (False, True):
             lowered = lower(plan, ways, Counts(count, count, alone))
             for row, unit in zip(lowered.rows, lowered.units, strict=True):
@@ -153,7 +152,7 @@ def product_op(row: Row, operands: Mapping[str, Operand], n_tokens: int, ways: W
     for op in (*many, *few) if n_tokens >= MANY else few:
         dims = product_dims(row, operands, n_tokens)
         known = f"{row.variant}:" in " ".join(kernels_cuda.TUNED.get(op, ("", ()))[1])
-        if known and tuned_unit(op, row.variant, dims, ways.capability) is not None:
+        if known and tuned_unit(op, row.variant, dims, ways.chip) is not None:
             return op
     return None
 
@@ -171,7 +170,7 @@ def columns(operand: Operand) -> int:
 
 def many_attention(row: Row, head_dim: int, ways: Ways) -> Unit | None:
     """The tuned kernel for attention of many tokens."""
-    return tuned_unit("attention", row.variant, {"head_dim": head_dim}, ways.capability)
+    return tuned_unit("attention", row.variant, {"head_dim": head_dim}, ways.chip)
 
 
 def has_tuned_cache(plan: Plan, ways: Ways) -> bool:
@@ -179,16 +178,14 @@ def has_tuned_cache(plan: Plan, ways: Ways) -> bool:
     if not ways.tuned:
         return False
     for row in plan.rows:
-        if row.op == "kv_append" and (
-            tuned_unit(row.op, row.variant, {"T": 1}, ways.capability) is None
-        ):
+        if row.op == "kv_append" and (tuned_unit(row.op, row.variant, {"T": 1}, ways.chip) is None):
             return False
         if row.op == "attention":
             _, heads, head_dim = plan.operands[str(row.operands["q"])].shape
             kv_heads = plan.operands[str(row.operands["v_cache"])].shape[1]
             dims = {"head_dim": int(head_dim), "T": 1}
-            chunks = tuned_unit("attention_chunks", row.variant, dims, ways.capability)
-            merge = tuned_unit("attention_merge", "", dims, ways.capability)
+            chunks = tuned_unit("attention_chunks", row.variant, dims, ways.chip)
+            merge = tuned_unit("attention_merge", "", dims, ways.chip)
             if chunks is None or merge is None or int(heads) > MOST_SHARED_HEADS * int(kv_heads):
                 return False
     return True
@@ -210,9 +207,10 @@ def dims_of(row: Row, operands: Mapping[str, Operand], sizes: Mapping[str, int])
     return {name: sizes[dim] if isinstance(dim, str) else dim for name, dim in bound.items()}
 
 
-def launch_of(unit: Unit, dims: Mapping[str, int]) -> Launch:
+def launch_of(unit: Unit, dims: Mapping[str, int], chip: Chip) -> Launch:
     """How to launch a unit's kernel on these dims."""
     if is_tuned(unit):
+        tell_kernels(chip)
         return kernels_cuda.launch(unit.op, unit.variant, dims)
     items = signature_of(unit.op).count(dims)
     blocks = min(max(1, -(-items // THREADS)), MOST_BLOCKS)

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-import kernels_cuda
 from llama3jit.compile.cuda.library import find_code
-from llama3jit.compile.cuda.units import is_tuned, signature_of, symbol
+from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, symbol
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
@@ -64,7 +63,6 @@ class CudaRunner:
         self._ways = ways
         self.lowered = lower_all(plan, ways, limits)
         self.gpu = gpu
-        kernels_cuda.PROCESSORS[0] = gpu.processors  # launches are shaped by it
         self._kernels = kernels
         self._cancelled = threading.Event()
         self._graphs: dict[Shape, tuple[Any, dict[str, NDArray[Any]]]] = {}
@@ -133,7 +131,7 @@ class CudaRunner:
                 {"size": part.nbytes, "N": n, "row_bytes": row_bytes},
             )
             arguments = [address, room, *dims.values()]
-            self.gpu.launch(self._kernels[unit], launch_of(unit, dims), arguments)
+            self.gpu.launch(self._kernels[unit], launch_of(unit, dims, self._ways.chip), arguments)
         self.gpu.synchronize()
         self.gpu.release(room)
 
@@ -186,7 +184,7 @@ class CudaRunner:
             for row, unit in zip(lowered.rows, lowered.units, strict=True):
                 dims = dims_of(row, lowered.operands, sizes)
                 arguments = self._arguments(row, addresses, dims)
-                launch = launch_of(unit, dims)
+                launch = launch_of(unit, dims, self._ways.chip)
                 self.gpu.launch(
                     self._kernels[unit], launch, arguments, overlap=overlap and is_tuned(unit)
                 )
@@ -274,7 +272,7 @@ def open_on_gpu(
 
     Raises MemoryLimitError before anything is compiled or uploaded, CompileError, DeviceError.
     """
-    ways = Ways(gpu.capability, exact, portable)
+    ways = Ways(Chip(gpu.capability, gpu.processors), exact, portable)
     try:
         limits = fit_limits(plan, ways, limits)
         lowered = lower_all(plan, ways, limits)
