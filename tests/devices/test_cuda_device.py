@@ -76,10 +76,15 @@ def runner(request, tmp_path):
     runner.close()
 
 
-def greedy(runner, prompts, n, blocks):
+def greedy(runner, prompts, n, blocks, *, prefill_alone=False):
     """n likeliest tokens after each prompt, all sequences side by side."""
     tokens = [list(prompt) for prompt in prompts]
     done = [0] * len(prompts)
+    if prefill_alone:
+        for i, (ids, table) in enumerate(zip(tokens, blocks, strict=True)):
+            if len(ids) > 1:
+                runner.forward(make_batch([Piece(ids[:-1], 0, table, "none")]))
+                done[i] = len(ids) - 1
     for _ in range(n):
         pieces = [
             Piece(ids[at:], at, table[: -(-len(ids) // 64)])
@@ -92,12 +97,37 @@ def greedy(runner, prompts, n, blocks):
     return [ids[len(prompt) :] for ids, prompt in zip(tokens, prompts, strict=True)]
 
 
-def test_the_same_text_alone_and_in_a_batch(runner):
+def test_the_same_text_alone_and_in_a_batch(request, runner):
+    """Tuned kernels round activations in one way for up to 8 tokens and in another for more, so
+    there prompts are read alone in both cases."""
+    alone = "tuned" in request.node.name
     prompts = [ids_of(n, seed=n) for n in (3, 21, 17, 20, 1)]
     blocks = [[s, 5 + s] for s in range(5)]
-    together = greedy(runner, prompts, 30, blocks)
+    together = greedy(runner, prompts, 30, blocks, prefill_alone=alone)
     for prompt, tokens in zip(prompts, together, strict=True):
-        assert greedy(runner, [prompt], 30, [[9, 0]]) == [tokens]
+        assert greedy(runner, [prompt], 30, [[9, 0]], prefill_alone=alone) == [tokens]
+
+
+def test_a_token_of_each_of_several_sequences_has_the_bits_of_each_alone(runner):
+    """Up to 8 of them."""
+    prompts = [ids_of(n, seed=n) for n in (3, 21, 17, 20, 2, 9, 30)]
+    for s, ids in enumerate(prompts):
+        runner.forward(make_batch([Piece(ids[:-1], 0, [s], "none")]))
+    pieces = [Piece(ids[-1:], len(ids) - 1, [s]) for s, ids in enumerate(prompts)]
+    together = runner.forward(make_batch(pieces)).copy()
+    for piece, row in zip(pieces, together, strict=True):
+        assert np.array_equal(runner.forward(make_batch([piece]))[0], row)
+
+
+def test_passes_in_threads_that_come_and_go(runner):
+    """Each has to make the device its own."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    batch = make_batch([Piece(ids_of(5), 0, [1])])
+    expected = runner.forward(batch).copy()
+    for _ in range(4):
+        with ThreadPoolExecutor(1) as pool:
+            assert np.array_equal(pool.submit(runner.forward, batch).result(), expected)
 
 
 def test_200_repeats_of_one_step_give_equal_bits(runner):

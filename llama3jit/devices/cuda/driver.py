@@ -49,7 +49,7 @@ class Gpu:
         self._cu = driver
         self._device = Device(ordinal)
         self._device.set_current()
-        self._thread = threading.get_ident()
+        self._entered = threading.local()  # not by the threads' numbers, which are used again
         self._stream = self._device.create_stream()
         self._handle = driver.CUstream(int(self._stream.handle))
         self._memory: list[int] = []
@@ -64,9 +64,9 @@ class Gpu:
 
     def enter(self) -> None:
         """Make the device current in this thread."""
-        if self._thread != threading.get_ident():
+        if not hasattr(self._entered, "yes"):
             self._device.set_current()
-            self._thread = threading.get_ident()
+            self._entered.yes = True
 
     def memory(self) -> tuple[int, int]:
         """Bytes that are free, and all bytes, of the device."""
