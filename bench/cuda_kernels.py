@@ -1,7 +1,7 @@
 """Tuned GPU kernels one by one, and a decode step of a Llama-3-8B shape made of them, beside a read
 sweep of the memory in the same run.
 
-    python -m bench.cuda_kernels CUBINS [--parts sweep,products,rows,steps,prefill]
+    PYTHONPATH=. python bench/cuda_kernels.py CUBINS [--parts sweep,products,rows,steps,prefill]
 
 CUBINS is a folder of them, one a kernel, as tests/kernels_cuda/compiling.py makes. Weights are
 random bytes; each product goes over as many of them as are far larger than the cache. Times are
@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+from cuda_launch import Gpu, dims_of, signature
 
 import kernels_cuda
-from bench.cuda_launch import Gpu, dims_of, signature
 from kernels_cuda.layouts import packed_shape
 
 EMBD, FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 4096, 14336, 32, 8, 128, 128256, 32
@@ -93,6 +94,13 @@ def sweep(bench: Bench) -> float:
     return size / bench.gpu.seconds(fill)
 
 
+def repeated(bench: Bench, variant: str, t: int, n: int, k: int, count: int) -> None:
+    """Products with so many weights, one after another."""
+    size = int(np.prod(packed_shape(variant, n, k)))
+    for i in range(count):
+        product(bench, variant, t, n, k, bench.pool + i * size)
+
+
 def products(bench: Bench, variants: list[str], tokens: list[int]) -> None:
     print("| product, GB/s of weights |", " | ".join(f"{n} x {k}" for n, k in (*SHAPES, HEAD)), "|")
     for variant in variants:
@@ -101,53 +109,85 @@ def products(bench: Bench, variants: list[str], tokens: list[int]) -> None:
             for n, k in (*SHAPES, HEAD):
                 size = int(np.prod(packed_shape(variant, n, k)))
                 count = max(2, min(40, min(PERIOD, bench.size) // size))
-
-                def fill(n: int = n, k: int = k, size: int = size, count: int = count) -> None:
-                    for i in range(count):
-                        product(bench, variant, t, n, k, bench.pool + i * size)
-
-                cells.append(f"{size * count / bench.gpu.seconds(fill) / 1e9:.0f}")
+                took = bench.gpu.seconds(partial(repeated, bench, variant, t, n, k, count))
+                cells.append(f"{size * count / took / 1e9:.0f}")
             print(f"| {variant} T={t} |", " | ".join(cells), "|", flush=True)
 
 
 def prefill(bench: Bench, variants: list[str]) -> None:
-    """TFLOP/s of products with many tokens, activations made halves and all."""
+    """TFLOP/s of products with many tokens, activations made halves and all; attention of one
+    sequence's tokens, from its first on; and all of a prompt."""
     print("| product, TFLOP/s |", " | ".join(f"{n} x {k}" for n, k in SHAPES), "|")
     for variant in variants:
         for t in (128, 512, 2048):
             cells = []
             for n, k in SHAPES:
-                size = int(np.prod(packed_shape(variant, n, k)))
-
-                def fill(n: int = n, k: int = k, size: int = size, t: int = t) -> None:
-                    for i in range(8):
-                        product(bench, variant, t, n, k, bench.pool + i * size)
-
-                cells.append(f"{8 * 2 * t * n * k / bench.gpu.seconds(fill) / 1e12:.0f}")
+                took = bench.gpu.seconds(partial(repeated, bench, variant, t, n, k, 8))
+                cells.append(f"{8 * 2 * t * n * k / took / 1e12:.0f}")
             print(f"| {variant} T={t} |", " | ".join(cells), "|", flush=True)
-
-
-def flash(bench: Bench) -> None:
-    """TFLOP/s of attention of one sequence's tokens, from its first on."""
     for t in (512, 2048, 8192):
-        blocks = t // 64
-        cache = (blocks, KV_HEADS, 64, HEAD_DIM)
-        numbers = {
-            "positions": bench.gpu.put(np.arange(t, dtype=np.int32)),
-            "seq_of": bench.gpu.put(np.zeros(t, np.int32)),
-            "block_tables": bench.gpu.put(np.arange(blocks, dtype=np.int32)),
-        }
-        shapes = {
-            **{"out": (t, HEADS, HEAD_DIM), "q": (t, HEADS, HEAD_DIM), "k_cache": cache},
-            **{"v_cache": cache, "positions": (t,), "seq_of": (t,), "block_tables": (1, blocks)},
-        }
-
-        def fill(shapes: Shapes = shapes, numbers: dict[str, int] = numbers) -> None:
-            bench.row("attention", "f16", shapes, **numbers, scale=0.1, window=0)
-
-        took = bench.gpu.seconds(fill)
+        took = bench.gpu.seconds(partial(attend, bench, t))
         work = 4 * HEADS * HEAD_DIM * t * (t + 1) / 2
-        print(f"| attention of {t} tokens | {took * 1e3:.3f} ms | {work / took / 1e12:.0f} TFLOP/s |")
+        print(
+            f"| attention of {t} tokens | {took * 1e3:.3f} ms | {work / took / 1e12:.0f} TFLOP/s |"
+        )
+    for variant in variants:
+        for t in (512, 2048):
+            took = bench.gpu.seconds(partial(prompt, bench, variant, t))
+            print(
+                f"| prompt {variant} T={t} | {took * 1e3:.2f} ms, {t / took:.0f} tok/s |",
+                flush=True,
+            )
+
+
+def one_sequence(bench: Bench, t: int) -> dict[str, int]:
+    """Addresses of the arrays of a batch of the first t tokens of one sequence."""
+    arrays = {
+        "positions": np.arange(t, dtype=np.int32),
+        "seq_of": np.zeros(t, np.int32),
+        "block_tables": np.arange(t // 64, dtype=np.int32),
+    }
+    for name, array in arrays.items():
+        key = f"{name} of one {t}"
+        if key not in bench.buffers:
+            bench.buffers[key] = bench.gpu.put(array)
+    return {name: bench.buffers[f"{name} of one {t}"] for name in arrays}
+
+
+def paged_shapes(t: int) -> Shapes:
+    cache = (t // 64, KV_HEADS, 64, HEAD_DIM)
+    where = {"positions": (t,), "seq_of": (t,), "block_tables": (1, t // 64)}
+    return {"q": (t, HEADS, HEAD_DIM), "k_cache": cache, "v_cache": cache, **where}
+
+
+def attend(bench: Bench, t: int) -> None:
+    shapes = {"out": (t, HEADS, HEAD_DIM), **paged_shapes(t)}
+    bench.row("attention", "f16", shapes, **one_sequence(bench, t), scale=0.1, window=0)
+
+
+def prompt(bench: Bench, variant: str, t: int) -> None:
+    """All rows of a pass over the first t tokens of a sequence, with logits of the last one."""
+    at = bench.pool
+
+    def multiply(n: int, k: int, rows: int = t) -> None:
+        nonlocal at
+        product(bench, variant, rows, n, k, at)
+        at += int(np.prod(packed_shape(variant, n, k)))
+
+    qkv = (t, HEADS + 2 * KV_HEADS, HEAD_DIM)
+    turned = {**paged_shapes(t), "qkv": qkv, "turns": (t, HEAD_DIM // 2, 2)}
+    for _ in range(LAYERS):
+        small(bench, "add_rmsnorm", t, 64)
+        multiply(QKV, EMBD)
+        bench.row("rope_append", "f16", turned, **one_sequence(bench, t))
+        attend(bench, t)
+        multiply(EMBD, EMBD)
+        small(bench, "add_rmsnorm", t, 64)
+        multiply(2 * FF, EMBD)
+        small(bench, "swiglu", t, 64)
+        multiply(EMBD, FF)
+    small(bench, "add_rmsnorm", 1, 64)
+    multiply(VOCAB, EMBD, 1)
 
 
 def rows(bench: Bench, tokens: list[int], contexts: list[int]) -> None:
@@ -156,13 +196,14 @@ def rows(bench: Bench, tokens: list[int], contexts: list[int]) -> None:
         for context in contexts:
             cells = []
             for op in SMALL:
-
-                def fill(op: str = op, t: int = t, context: int = context) -> None:
-                    for _ in range(100):
-                        small(bench, op, t, context)
-
-                cells.append(f"{op} {bench.gpu.seconds(fill) * 1e4:.2f}")
+                took = bench.gpu.seconds(partial(many_small, bench, op, t, context, 100))
+                cells.append(f"{op} {took * 1e4:.2f}")
             print(f"| us, T={t} context {context} |", " | ".join(cells), "|", flush=True)
+
+
+def many_small(bench: Bench, op: str, t: int, context: int, count: int) -> None:
+    for _ in range(count):
+        small(bench, op, t, context)
 
 
 SMALL = (
@@ -260,9 +301,14 @@ def steps(bench: Bench, variants: list[str], tokens: list[int], contexts: list[i
             for context in contexts:
                 cells = []
                 for bench.overlap in (True, False):
-                    took = bench.gpu.seconds(lambda: step(bench, variant, t, context))
+                    took = bench.gpu.seconds(partial(step, bench, variant, t, context))
                     cells.append(f"{took * 1e3:.3f} ms, {t / took:.0f} tok/s")
-                print(f"| step {variant} T={t} context {context} |", " | ".join(cells), "|", flush=True)
+                print(
+                    f"| step {variant} T={t} context {context} |",
+                    " | ".join(cells),
+                    "|",
+                    flush=True,
+                )
     bench.overlap = True
 
 
@@ -288,7 +334,6 @@ def main() -> None:
         rows(bench, tokens, contexts)
     if "prefill" in parts:
         prefill(bench, variants)
-        flash(bench)
     if "steps" in parts:
         steps(bench, variants, tokens, contexts)
 

@@ -15,7 +15,6 @@ import kernels_cuda
 from llama3jit import ops
 
 SHARED = 48 * 1024  # bytes of shared memory that a kernel may take without leave
-MOST_SHARED = 227 * 1024
 PARAMETER = re.compile(r"(\w+): (\w+)(?:\[([^\]]*)\])?")
 
 
@@ -65,7 +64,7 @@ class Gpu:
         self.stream = check(driver.cuStreamCreate(1))
         self.cubins = cubins
         self._kernels: dict[tuple[str, str], Any] = {}
-        self._large: set[tuple[str, str]] = set()
+        self._shared: dict[tuple[str, str], int] = {}
         self._taken: list[int] = []
 
     def kernel(self, op: str, variant: str, shared: int = 0) -> Any:
@@ -75,10 +74,10 @@ class Gpu:
             found = check(self.cuda.cuLibraryGetKernel(library, op.encode()))
             self._kernels[op, variant] = found
         found = self._kernels[op, variant]
-        if shared > SHARED and (op, variant) not in self._large:
-            self._large.add((op, variant))
+        if shared > self._shared.get((op, variant), SHARED):
+            self._shared[op, variant] = shared
             most = self.cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-            check(self.cuda.cuKernelSetAttribute(most, MOST_SHARED, found, self.device))
+            check(self.cuda.cuKernelSetAttribute(most, shared, found, self.device))
         return found
 
     def alloc(self, size: int) -> int:

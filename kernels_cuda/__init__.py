@@ -103,7 +103,9 @@ FUSED = {
     # x += y; out = rmsnorm(x)
     "add_rmsnorm": "x: f32[T, K], out: f32[T, K], y: f32[T, K], weight: f32[K], eps: f32",
     # x += y; quantize(rmsnorm(x))
-    "add_rmsnorm_quantize": "x: f32[T, K], " + _INT8_ROWS + "y: f32[T, K], weight: f32[K], eps: f32",
+    "add_rmsnorm_quantize": "x: f32[T, K], "
+    + _INT8_ROWS
+    + "y: f32[T, K], weight: f32[K], eps: f32",
     # quantize(attention_merge(sums, weights)), with K = heads * head_dim
     "attention_merge_quantize": _INT8_ROWS
     + "sums: f32[few, heads, chunks, head_dim], weights: f32[few, heads, chunks, 2]",

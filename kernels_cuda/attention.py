@@ -10,8 +10,7 @@ from __future__ import annotations
 from kernels_cuda import Launch
 
 CHUNK = 64  # tokens: one block of the cache
-WARPS = 8  # of a block that takes a chunk
-THREADS = 128  # of one that takes many tokens
+THREADS = 128
 MERGE_WARPS = 4
 MOST_HEADS = 16  # query heads that share a KV head, at most
 
@@ -21,7 +20,7 @@ def launch(op, variant, dims):
         shared = 4 * CHUNK * dims["head_dim"] * 2
         return Launch((-(-dims["T"] // 64), dims["heads"], 1), (THREADS, 1, 1), shared)
     if op == "attention_chunks":
-        return Launch((dims["chunks"], dims["kv_heads"], dims["T"]), (32 * WARPS, 1, 1))
+        return Launch((dims["chunks"], dims["kv_heads"], dims["T"]), (THREADS, 1, 1))
     return Launch((dims["heads"], dims["T"], 1), (32 * MERGE_WARPS, 1, 1))
 
 

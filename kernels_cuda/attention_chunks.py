@@ -1,8 +1,8 @@
 """attention_chunks; see `attention`.
 
-A block of eight warps takes a chunk of one KV head and all query heads that share it. Scores come
-from the tensor cores, 8 tokens a warp: rows are query heads, columns tokens. The values' sums are
-plain float32: a lane holds 8 components of every sixteenth token (of every 32nd, if heads have 64).
+A block of four warps takes a chunk of one KV head and all query heads that share it. Scores come
+from the tensor cores, 16 tokens a warp: rows are query heads, columns tokens. The values' sums are
+plain float32: a lane holds 8 components of every eighth token.
 """
 
 import math
@@ -10,7 +10,7 @@ import math
 from numba import cuda
 from numba.cuda import types
 
-from kernels_cuda.attention import CHUNK, MOST_HEADS, WARPS
+from kernels_cuda.attention import CHUNK, MOST_HEADS
 from kernels_cuda.memory import registers, shared
 from kernels_cuda.ptx import (
     exp2,
@@ -24,7 +24,6 @@ from kernels_cuda.ptx import (
     mma_f16,
     quotient,
     shuffle_xor,
-    store_4_f32,
     store_f32,
     two_halves,
 )
@@ -33,7 +32,6 @@ from kernels_cuda.reductions import warp_max, warp_sum
 f32, i64, u32 = types.float32, types.int64, types.uint32
 NOTHING = f32(-1e30)
 LOG2_E = f32(math.log2(math.e))
-THREADS = 32 * WARPS
 device = cuda.jit(device=True)
 GROUP = 4  # query heads whose sums of values a lane holds at a time
 
@@ -52,18 +50,36 @@ def eight_halves(p, scale):
 def make(head_dim):
     pieces = head_dim // 32  # of 8 components, for each of the four lanes of a row
     lanes = head_dim // 8  # that share a token's values
-    slots = THREADS // lanes  # tokens whose values the block adds at a time
+    slots = 128 // lanes  # tokens whose values the block adds at a time
     rounds = CHUNK // slots
     scores_of = shared(MOST_HEADS * CHUNK, f32)
-    sums_of = shared(WARPS * GROUP * head_dim, f32)
-    keys_of, values_of = registers(4 * pieces, u32), registers(4 * rounds, u32)
+    sums_of = shared(4 * GROUP * head_dim, f32)
+    keys_of, values_of = registers(2 * 4 * pieces, u32), registers(4 * rounds, u32)
     query_of, group_sums = registers(8 * pieces, u32), registers(GROUP * 8, f32)
     per_warp = 32 // lanes
     dim_shift, lanes_shift = head_dim.bit_length() - 1, lanes.bit_length() - 1
 
     def attention_chunks(
-        sums, weights, q, k_cache, v_cache, positions, seq_of, block_tables, scale, window,
-        few, heads, chunks, head_dim_, T, n_blocks, kv_heads, block_tokens, S, B,
+        sums,
+        weights,
+        q,
+        k_cache,
+        v_cache,
+        positions,
+        seq_of,
+        block_tables,
+        scale,
+        window,
+        few,
+        heads,
+        chunks,
+        head_dim_,
+        T,
+        n_blocks,
+        kv_heads,
+        block_tokens,
+        S,
+        B,
     ):
         grid_go()
         c, g, t = i64(cuda.blockIdx.x), i64(cuda.blockIdx.y), i64(cuda.blockIdx.z)
@@ -93,11 +109,12 @@ def make(head_dim):
         if not early:
             grid_wait()
         # All keys and values of the lane at once.
-        p = k_cache + base + ((warp * 8 + (lane >> 2)) * head_dim + (lane & 3) * 8) * 2
-        for i in range(pieces):
-            r = load_16(p + i * 64)
-            for j in range(4):
-                keys[i * 4 + j] = r[j]
+        for n in range(2):
+            p = k_cache + base + ((warp * 16 + n * 8 + (lane >> 2)) * head_dim + (lane & 3) * 8) * 2
+            for i in range(pieces):
+                r = load_16(p + i * 64)
+                for j in range(4):
+                    keys[(n * pieces + i) * 4 + j] = r[j]
         slot = warp * per_warp + (lane >> lanes_shift)
         v = v_cache + base + (slot * head_dim + (lane & (lanes - 1)) * 8) * 2
         for i in range(rounds):
@@ -106,7 +123,7 @@ def make(head_dim):
                 values[i * 4 + j] = r[j]
         if early:
             grid_wait()
-        head = (lane >> 2)
+        head = lane >> 2
         for half in range(2):
             row = min(head + half * 8, group - 1)
             p = q + ((t * heads + first_head + row) * head_dim + (lane & 3) * 8) * 4
@@ -115,21 +132,28 @@ def make(head_dim):
                 for j in range(4):
                     query[(half * pieces + i) * 4 + j] = r[j]
         scores = scores_of()
-        d = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-        for i in range(pieces):
-            a, b = i * 4, (pieces + i) * 4
-            d = mma_f16(d, query[a], query[b], query[a + 1], query[b + 1], keys[a], keys[a + 1])
-            d = mma_f16(
-                d, query[a + 2], query[b + 2], query[a + 3], query[b + 3], keys[a + 2], keys[a + 3]
-            )
-        j = warp * 8 + (lane & 3) * 2
-        scores[head * CHUNK + j] = d[0]
-        scores[head * CHUNK + j + 1] = d[1]
-        scores[(head + 8) * CHUNK + j] = d[2]
-        scores[(head + 8) * CHUNK + j + 1] = d[3]
+        for n in range(2):
+            d = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+            for i in range(pieces):
+                a, b, k = i * 4, (pieces + i) * 4, (n * pieces + i) * 4
+                d = mma_f16(d, query[a], query[b], query[a + 1], query[b + 1], keys[k], keys[k + 1])
+                d = mma_f16(
+                    d,
+                    query[a + 2],
+                    query[b + 2],
+                    query[a + 3],
+                    query[b + 3],
+                    keys[k + 2],
+                    keys[k + 3],
+                )
+            j = warp * 16 + n * 8 + (lane & 3) * 2
+            scores[head * CHUNK + j] = d[0]
+            scores[head * CHUNK + j + 1] = d[1]
+            scores[(head + 8) * CHUNK + j] = d[2]
+            scores[(head + 8) * CHUNK + j + 1] = d[3]
         cuda.syncthreads()
-        # A warp takes every eighth head, a lane two of its scores.
-        for h in range(warp, (group + (GROUP - 1)) & ~(GROUP - 1), WARPS):
+        # A warp takes every fourth head, a lane two of its scores.
+        for h in range(warp, (group + (GROUP - 1)) & ~(GROUP - 1), 4):
             low = low_score(scores[h * CHUNK + lane] * scale, lane, first, last)
             high = low_score(scores[h * CHUNK + lane + 32] * scale, lane + 32, first, last)
             largest = warp_max(max(low, high))
@@ -167,11 +191,11 @@ def make(head_dim):
                     for i in range(8):
                         over[(warp * GROUP + m) * head_dim + lane * 8 + i] = add[m * 8 + i]
             cuda.syncthreads()
-            for i in range(thread, GROUP * head_dim, THREADS):
+            for i in range(thread, GROUP * head_dim, 128):
                 m, d_ = i >> dim_shift, i & (head_dim - 1)
                 if h + m < group:
                     total = over[m * head_dim + d_]
-                    for w in range(1, WARPS):
+                    for w in range(1, 4):
                         total += over[(w * GROUP + m) * head_dim + d_]
                     store_f32(sums + ((part + (h + m) * chunks) * head_dim + d_) * 4, total)
             cuda.syncthreads()

@@ -11,7 +11,7 @@ from numba.cuda import types
 
 from kernels_cuda.attention import MERGE_WARPS
 from kernels_cuda.int8 import store_block
-from kernels_cuda.memory import registers, shared
+from kernels_cuda.memory import shared
 from kernels_cuda.ptx import (
     exp2,
     grid_go,
@@ -19,7 +19,6 @@ from kernels_cuda.ptx import (
     load_4_f32,
     load_f32,
     max_f32,
-    reciprocal,
     store_4_f32,
 )
 from kernels_cuda.reductions import warp_max

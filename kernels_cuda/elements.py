@@ -93,8 +93,20 @@ def rope(x, turns, T, heads, head_dim, half):
 
 
 def kv_append(
-    k_cache, v_cache, k, v, positions, seq_of, block_tables,
-    n_blocks, heads, head_dim, block_tokens, T, S, B,
+    k_cache,
+    v_cache,
+    k,
+    v,
+    positions,
+    seq_of,
+    block_tables,
+    n_blocks,
+    heads,
+    head_dim,
+    block_tokens,
+    T,
+    S,
+    B,
 ):
     i = index()
     if i < T * heads * head_dim:
@@ -112,8 +124,24 @@ def kv_append(
 
 
 def rope_append(
-    q, k_cache, v_cache, qkv, turns, positions, seq_of, block_tables,
-    T, heads, head_dim, n_blocks, kv_heads, block_tokens, all_heads, half, S, B,
+    q,
+    k_cache,
+    v_cache,
+    qkv,
+    turns,
+    positions,
+    seq_of,
+    block_tables,
+    T,
+    heads,
+    head_dim,
+    n_blocks,
+    kv_heads,
+    block_tokens,
+    all_heads,
+    half,
+    S,
+    B,
 ):
     grid_go()
     i = i64(cuda.blockIdx.x) * cuda.blockDim.x + cuda.threadIdx.x

@@ -29,8 +29,16 @@ def kernel(op, variant):
         gate = gate_up + (quotient(at, K) * K + at) * 4 if inside else gate_up
         g, u = load_4_f32(gate), load_4_f32(gate + K * 4)
         store_block(
-            xq, xs, xsum, xtotal, at, inside,
-            silu(g[0]) * u[0], silu(g[1]) * u[1], silu(g[2]) * u[2], silu(g[3]) * u[3],
+            xq,
+            xs,
+            xsum,
+            xtotal,
+            at,
+            inside,
+            silu(g[0]) * u[0],
+            silu(g[1]) * u[1],
+            silu(g[2]) * u[2],
+            silu(g[3]) * u[3],
         )
 
     return swiglu_quantize

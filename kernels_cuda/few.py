@@ -9,8 +9,8 @@ from __future__ import annotations
 
 MOST = 226 * 1024  # bytes of shared memory that a block may take
 RING = 120 * 1024  # bytes of all rings, where there is room
-# Bytes that a block takes at least, so that a multiprocessor has room for one: else two blocks of the
-# next kernel settle where this one's end first, and leave other multiprocessors idle.
+# Bytes that a block takes at least, so that a multiprocessor has room for one: else two blocks of
+# the next kernel settle where this one's end first, and leave other multiprocessors idle.
 LEAST = 116 * 1024
 WARPS = 16
 ROWS = 16

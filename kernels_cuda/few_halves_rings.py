@@ -98,10 +98,7 @@ def make(name, tokens):
         cuda.syncthreads()
         row = lane >> 2
         x_first = u32(
-            x_at
-            + min(row, T - 1) * row_bytes_of(steps * 64, 2)
-            + (lane & 3) * 16
-            + warp * 128
+            x_at + min(row, T - 1) * row_bytes_of(steps * 64, 2) + (lane & 3) * 16 + warp * 128
         )
         near = u32(row * 128 + ((lane & 3) ^ row) * 16)
         far = u32(row * 128 + (((lane & 3) + 4) ^ row) * 16)
@@ -128,9 +125,7 @@ def make(name, tokens):
                     if coming == 0:
                         coming = mine
                         ahead += stride
-                        source = (
-                            weight + ((ahead >> 3) * steps + warp) * TILE + (ahead & 7) * PIECE
-                        )
+                        source = weight + ((ahead >> 3) * steps + warp) * TILE + (ahead & 7) * PIECE
                 b, d = shared_16(k), shared_16(u32(k + 64))
                 c = mma(c, v[0], w[0], v[1], w[1], b[0], b[1])
                 c = mma(c, v[2], w[2], v[3], w[3], b[2], b[3])

@@ -129,9 +129,7 @@ def make(name, tokens, warps):
     outputs = ROWS * 8 * tiles
     threads = 32 * warps
 
-    def matmul_int8(
-        out, weight, xq, xs, xsum, xtotal, T, N, rows, row_bytes, K, n_blocks, halves
-    ):
+    def matmul_int8(out, weight, xq, xs, xsum, xtotal, T, N, rows, row_bytes, K, n_blocks, halves):
         grid_go()
         thread = cuda.threadIdx.x
         lane = thread % 32

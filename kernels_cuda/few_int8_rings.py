@@ -21,10 +21,10 @@ from kernels_cuda.ptx import (
     put_16,
     put_f32,
     quotient,
-    shared_8,
-    shared_16,
     shared_2_f32,
     shared_4_f32,
+    shared_8,
+    shared_16,
     shared_f32,
     store_f32,
 )
@@ -209,9 +209,7 @@ def make(name, tokens):
     scale_bytes = 4 * tokens
     step_shift = step_blocks.bit_length() - 1
 
-    def matmul_int8(
-        out, weight, xq, xs, xsum, xtotal, T, N, rows, row_bytes, K, n_blocks, halves
-    ):
+    def matmul_int8(out, weight, xq, xs, xsum, xtotal, T, N, rows, row_bytes, K, n_blocks, halves):
         grid_go()
         thread = i64(cuda.threadIdx.x)
         lane, warp = thread & 31, thread >> 5

@@ -1,7 +1,7 @@
-"""attention of many tokens over the paged cache of halves (Dao 2023, arXiv:2307.08691): a block of four
-warps takes 64 neighbouring tokens of one head, a warp 16 of them.
+"""attention of many tokens over the paged cache of halves (Dao 2023, arXiv:2307.08691): a block of
+four warps takes 64 neighbouring tokens of one head, a warp 16 of them.
 
-Keys and values come 64 tokens at a time, one block of the cache, while the ones before are worked on.
+Keys and values come 64 tokens at a time, one block of the cache, while those before are worked on.
 Tokens of several sequences are dealt with one sequence after another.
 """
 
@@ -60,8 +60,23 @@ def make(head_dim):
             copy_16(u32(place + r * row_bytes + (p ^ (r & 7)) * 16), source + i * 16, size)
 
     def attention(
-        out, q, k_cache, v_cache, positions, seq_of, block_tables, scale, window,
-        T, heads, head_dim_, n_blocks, kv_heads, block_tokens, S, B,
+        out,
+        q,
+        k_cache,
+        v_cache,
+        positions,
+        seq_of,
+        block_tables,
+        scale,
+        window,
+        T,
+        heads,
+        head_dim_,
+        n_blocks,
+        kv_heads,
+        block_tokens,
+        S,
+        B,
     ):
         grid_go()
         thread = i64(cuda.threadIdx.x)
@@ -146,8 +161,13 @@ def make(head_dim):
                             b0 = b[0] if m == 0 else b[2]
                             b1 = b[1] if m == 0 else b[3]
                             d = mma_f16(
-                                d, query[4 * i], query[4 * i + 1], query[4 * i + 2],
-                                query[4 * i + 3], b0, b1,
+                                d,
+                                query[4 * i],
+                                query[4 * i + 1],
+                                query[4 * i + 2],
+                                query[4 * i + 3],
+                                b0,
+                                b1,
                             )
                             scores[at], scores[at + 1], scores[at + 2], scores[at + 3] = d
                 token = c * 64 + (lane & 3) * 2

@@ -24,7 +24,7 @@ from kernels_cuda.ptx import (
     signed_byte_to_f32,
 )
 
-u32 = types.uint32
+f32, u32 = types.float32, types.uint32
 HIGH = u32(0xF0F0F0F0)
 LOW = u32(0x0F0F0F0F)
 device = cuda.jit(device=True)
@@ -93,14 +93,7 @@ def load_q4_0(read):
     def load(p, lane):
         q = p + lane * 16
         s = p + 2048 + (lane >> 2) * 16
-        return (
-            read(q)
-            + read(q + 512)
-            + read(q + 1024)
-            + read(q + 1536)
-            + read(s)
-            + read(s + 128)
-        )
+        return read(q) + read(q + 512) + read(q + 1024) + read(q + 1536) + read(s) + read(s + 128)
 
     return load
 
@@ -378,7 +371,7 @@ def scales_iq4_xs(j):
     @device
     def scale(first, second):
         s = ((second >> below) & u32(15)) | (((first >> above) & u32(3)) << u32(4))
-        return low_half(first) * i32_to_f32(u32(s - 32))
+        return low_half(first) * (i32_to_f32(u32(s)) - f32(32.0))
 
     @device
     def of_block(r):

@@ -50,7 +50,10 @@ def make(variant):
             c, d = pair_at(x, row, k + 16, T, K), pair_at(x, row, k + 24, T, K)
             store_16(
                 xh + piece_at(row, piece, columns),
-                two(a[0], a[1]), two(b[0], b[1]), two(c[0], c[1]), two(d[0], d[1]),
+                two(a[0], a[1]),
+                two(b[0], b[1]),
+                two(c[0], c[1]),
+                two(d[0], d[1]),
             )
 
     return halve

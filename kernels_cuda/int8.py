@@ -48,7 +48,10 @@ def store_block(xq, xs, xsum, xtotal, at, inside, a, b, c, d):
     q = u32(0)
     if inverse > f32(0.0):
         q = four_bytes(
-            rint_i32(a * inverse), rint_i32(b * inverse), rint_i32(c * inverse), rint_i32(d * inverse)
+            rint_i32(a * inverse),
+            rint_i32(b * inverse),
+            rint_i32(c * inverse),
+            rint_i32(d * inverse),
         )
     if inside:
         store_4(xq + at, q)

@@ -42,7 +42,7 @@ def fits(op, variant, dims):
 
 
 def launch(op, variant, dims):
-    name, tokens = split(variant)
+    tokens = split(variant)[1]
     groups = -(-dims["N"] // ROWS)
     if tokens <= 8 and CAPABILITY[0] >= (9, 0):
         fixed, piece = rings_of(op, variant, dims)

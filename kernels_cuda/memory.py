@@ -1,5 +1,5 @@
-"""Arrays of a fixed size: of a thread, which stay in registers where every index is known at compile
-time, and of a block of threads."""
+"""Arrays of a fixed size: of a thread, which stay in registers where every index is known when it
+is compiled, and of a block of threads."""
 
 from llvmlite import ir
 from numba.cuda import cgutils, types

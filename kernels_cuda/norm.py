@@ -1,5 +1,5 @@
-"""RMS normalisation, alone or with its neighbours: the residual sum before it, int8 after it. A block
-of threads takes a row."""
+"""RMS normalisation, alone or with its neighbours: the residual sum before it, int8 after it. A
+block of threads takes a row."""
 
 from __future__ import annotations
 

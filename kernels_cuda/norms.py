@@ -57,8 +57,16 @@ def added(row, y, adds, i, at):
 @device
 def put_four(xq, xs, xsum, xtotal, at, inside, v, w, scale):
     store_block(
-        xq, xs, xsum, xtotal, at, inside,
-        v[0] * scale * w[0], v[1] * scale * w[1], v[2] * scale * w[2], v[3] * scale * w[3],
+        xq,
+        xs,
+        xsum,
+        xtotal,
+        at,
+        inside,
+        v[0] * scale * w[0],
+        v[1] * scale * w[1],
+        v[2] * scale * w[2],
+        v[3] * scale * w[3],
     )
 
 
@@ -74,12 +82,25 @@ def normalise(xq, xs, xsum, xtotal, x, y, adds, weight, eps, K):
     w = load_4_f32(weight + one * 4 if first else weight)
     u = load_4_f32(weight + two * 4 if second else weight)
     grid_wait()
-    v = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
-    r = v
+    # All is read before anything is written: the other order would wait for memory twice.
+    none = (f32(0.0), f32(0.0), f32(0.0), f32(0.0))
+    v, r = none, none
     if first:
-        v = added(row, y, adds, one, at)
+        v = load_4_f32(row + one * 4)
     if second:
-        r = added(row, y, adds, two, at)
+        r = load_4_f32(row + two * 4)
+    if adds:
+        a, b = none, none
+        if first:
+            a = load_4_f32(y + (at + one) * 4)
+        if second:
+            b = load_4_f32(y + (at + two) * 4)
+        v = (v[0] + a[0], v[1] + a[1], v[2] + a[2], v[3] + a[3])
+        r = (r[0] + b[0], r[1] + b[1], r[2] + b[2], r[3] + b[3])
+        if first:
+            store_4_f32(row + one * 4, v[0], v[1], v[2], v[3])
+        if second:
+            store_4_f32(row + two * 4, r[0], r[1], r[2], r[3])
     total = v[0] * v[0] + v[1] * v[1] + v[2] * v[2] + v[3] * v[3]
     total += r[0] * r[0] + r[1] * r[1] + r[2] * r[2] + r[3] * r[3]
     total += sum_row(row, y, adds, K, two + 4 * THREADS, at)
@@ -110,20 +131,24 @@ def scaled(out, x, y, adds, weight, eps, n):
     at = i64(cuda.blockIdx.x) * n
     row = x + at * 4
     thread = i64(cuda.threadIdx.x)
-    values = kept()
+    values, weights = kept(), kept()
     for i in range(KEPT):
-        values[i] = f32(0.0)
+        k = min(i * THREADS + thread, n - 1)
+        weights[i] = load_f32(weight + k * 4)
     grid_wait()
+    # All is read before anything is written: the other order would wait for memory many times.
+    for i in range(KEPT):
+        k = min(i * THREADS + thread, n - 1)
+        values[i] = load_f32(row + k * 4)
+        if adds:
+            values[i] += load_f32(y + (at + k) * 4)
     total = f32(0.0)
     for i in range(KEPT):
         k = i * THREADS + thread
         if k < n:
-            v = load_f32(row + k * 4)
             if adds:
-                v += load_f32(y + (at + k) * 4)
-                store_f32(row + k * 4, v)
-            values[i] = v
-            total += v * v
+                store_f32(row + k * 4, values[i])
+            total += values[i] * values[i]
     for k in range(KEPT * THREADS + thread, n, THREADS):
         v = load_f32(row + k * 4)
         if adds:
@@ -134,7 +159,7 @@ def scaled(out, x, y, adds, weight, eps, n):
     for i in range(KEPT):
         k = i * THREADS + thread
         if k < n:
-            store_f32(out + (at + k) * 4, values[i] * scale * load_f32(weight + k * 4))
+            store_f32(out + (at + k) * 4, values[i] * scale * weights[i])
     for k in range(KEPT * THREADS + thread, n, THREADS):
         v = load_f32(row + k * 4) * scale * load_f32(weight + k * 4)
         store_f32(out + (at + k) * 4, v)

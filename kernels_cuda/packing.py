@@ -245,7 +245,12 @@ def iq4_xs_tail(weight, row_bytes, group, N, block, blocks, place):
     first = weight + row * row_bytes + block // 8 * 136
     second = first + 8 * row_bytes
     inside, below = row < N, row + 8 < N
-    return word(first, inside), word(first + 4, inside), word(second, below), word(second + 4, below)
+    return (
+        word(first, inside),
+        word(first + 4, inside),
+        word(second, below),
+        word(second + 4, below),
+    )
 
 
 @device

@@ -103,12 +103,8 @@ store_4_f32 = instruction(
 # Numbers and their bits.
 as_f32 = instruction([f32], [u32], "mov.b32 $0, $1;")
 as_u32 = instruction([u32], [f32], "mov.b32 $0, $1;")
-low_half = instruction(
-    [f32], [u32], "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }"
-)
-high_half = instruction(
-    [f32], [u32], "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }"
-)
+low_half = instruction([f32], [u32], "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, l; }")
+high_half = instruction([f32], [u32], "{ .reg .b16 l, h; mov.b32 {l, h}, $1; cvt.f32.f16 $0, h; }")
 half_to_f32 = instruction([f32], [u16], "cvt.f32.f16 $0, $1;")
 f32_to_half = instruction([u16], [f32], "cvt.rn.f16.f32 $0, $1;")
 # The first is the low half.
@@ -134,9 +130,12 @@ signed_byte_to_f32 = {
     for i in range(4)
 }
 dp4a = instruction([u32], [u32, u32, u32], "dp4a.s32.s32 $0, $1, $2, $3;")
+# The byte becomes the lowest one of 2^23, which then is taken off.
 byte_to_f32 = {
     i: instruction(
-        [f32], [u32], f"{{ .reg .u32 t; bfe.u32 t, $1, {8 * i}, 8; cvt.rn.f32.u32 $0, t; }}"
+        [f32],
+        [u32],
+        f"{{ .reg .b32 t; prmt.b32 t, $1, 0x4B000000, 0x744{i}; sub.rn.f32 $0, t, 0f4B000000; }}",
     )
     for i in range(4)
 }
@@ -188,7 +187,7 @@ mma_bf16 = _mma_float("bf16")
 
 # A sum of up to 2^22 in magnitude on top of these bits is a float with 1.5 * 2^23 added to it.
 _SHIFTED = "0x4B400000"
-_UNSHIFT = " ".join(f"sub.rn.f32 $%d, d%d, 0f4B400000;" % (i, i) for i in range(4))
+_UNSHIFT = " ".join(f"sub.rn.f32 ${i}, d{i}, 0f4B400000;" for i in range(4))
 # a b for int8, as floats: a of 16 x 32, b of 32 x 8.
 mma_int8 = instruction(
     [f32] * 4,
@@ -262,9 +261,7 @@ copy_bulk = instruction(
     memory=True,
     least=(9, 0),
 )
-async_sees_shared = instruction(
-    [], [], "fence.proxy.async.shared::cta;", memory=True, least=(9, 0)
-)
+async_sees_shared = instruction([], [], "fence.proxy.async.shared::cta;", memory=True, least=(9, 0))
 
 # Quotient and remainder of numbers from 0 to 2^32 - 1: a fraction of what 64-bit ones cost.
 quotient = instruction(
@@ -289,9 +286,7 @@ copy_16 = instruction(
     [], [u32, i64, u32], "cp.async.cg.shared.global [$0], [$1], 16, $2;", memory=True
 )
 copies_go = instruction([], [], "cp.async.commit_group;", memory=True)
-copies_come = {
-    n: instruction([], [], f"cp.async.wait_group {n};", memory=True) for n in range(3)
-}
+copies_come = {n: instruction([], [], f"cp.async.wait_group {n};", memory=True) for n in range(3)}
 # Four matrices of 8 rows of 16 bytes, of which lanes 0-7, 8-15, ... give the addresses of the rows:
 # lane l gets two halves of row l / 4, or with `turned` of rows 2 (l % 4) and 1 more.
 matrices = instruction(

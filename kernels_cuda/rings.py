@@ -1,4 +1,5 @@
-"""Rings of pieces of a weight in shared memory, one for each warp, that copies fill ahead of use (sm_90).
+"""Rings of pieces of a weight in shared memory, one for each warp, that copies fill ahead of use
+(sm_90).
 
 A ring has `stages` places of `size` bytes and a barrier for each. Lane 0 starts the copies: as many
 as there are places at once, then one whenever the warp has taken a piece into registers.

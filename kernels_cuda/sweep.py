@@ -1,4 +1,4 @@
-"""read_sweep: reads memory once and keeps next to nothing of it, for a bandwidth to compare with."""
+"""read_sweep: reads memory once and keeps next to nothing, for a bandwidth to compare with."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Products of four warps on Hopper (PTX ISA, "Asynchronous warpgroup level matrix instructions"): 64
-rows of a in registers by `columns` columns of b in shared memory, sums in registers.
+"""Products of four warps on Hopper (PTX ISA, "Asynchronous warpgroup level matrix instructions"):
+64 rows of a in registers by `columns` columns of b in shared memory, sums in registers.
 
 A warp holds 16 rows of a, as for `mma`. Column c of b is row c of a tile of rows of 64 halves, 128
 bytes each, swizzled (`tiles`).
@@ -74,7 +74,7 @@ def store(columns):
     times the factor, to `address` + (8 i + j) * stride and, 8 rows further, 32 bytes after it; the
     first `left` of the columns alone."""
     kind = sums_of(columns)
-    i64, i1 = ir.IntType(64), ir.IntType(1)
+    i64 = ir.IntType(64)
 
     @intrinsic
     def put(typing_context, sums, address, stride, left, factor, low, high):

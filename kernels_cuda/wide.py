@@ -8,22 +8,22 @@ tokens in each place, is the block's. All offsets are bytes.
 
 from __future__ import annotations
 
-BARRIERS = 1024
-GROUPS = 2  # of four warps
-# Tokens of a tile -> places of the ring of activations, whether groups share the columns, and places
-# of a warp's ring.
+BARRIERS = 2048
+ROWS = 64  # of a group of four warps
+# Tokens of a tile -> places of the ring of activations, places of a warp's ring, groups of four
+# warps, and whether these share the columns of 64 rows.
 TILES = {
-    16: (8, True, 6),
-    32: (8, True, 6),
-    64: (8, True, 5),
-    128: (4, False, 3),
-    256: (4, False, 2),
+    16: (16, 4, 4, True),
+    32: (16, 4, 4, True),
+    64: (16, 2, 4, True),
+    128: (4, 3, 2, False),
+    256: (4, 2, 2, False),
 }
 
 
 def shared_bytes(tokens, piece):
-    stages, _, pieces = TILES[tokens]
-    rings = GROUPS * 4 * pieces * piece
+    stages, pieces, groups, _ = TILES[tokens]
+    rings = groups * 4 * pieces * piece
     activations = stages * tokens * 128
     return BARRIERS + activations + rings + 1024
 
@@ -36,7 +36,7 @@ def tile_of(tokens, n, processors):
             return size
     costs = {}
     for size in (256, 128):
-        blocks = -(-tokens // size) * -(-n // (64 * GROUPS))
+        blocks = -(-tokens // size) * -(-n // (2 * ROWS))
         # A smaller tile has to wait more often.
         costs[-(-blocks // processors) * size * (1.0 if size == 256 else 1.1)] = size
     return costs[min(costs)]
@@ -52,9 +52,10 @@ def launch(op, variant, dims):
     name, _, tokens = variant.partition(":")
     tokens = int(tokens)
     piece = STEPS[name].total_bytes if name in STEPS else 2048
-    rows = 64 if TILES[tokens][1] else 64 * GROUPS
+    _, _, groups, shares = TILES[tokens]
+    rows = ROWS if shares else groups * ROWS
     grid = (-(-dims["T"] // tokens), -(-dims["N"] // rows), 1)
-    return Launch(grid, (32 * 4 * GROUPS, 1, 1), shared_bytes(tokens, piece))
+    return Launch(grid, (128 * groups, 1, 1), shared_bytes(tokens, piece))
 
 
 def kernel(op, variant):

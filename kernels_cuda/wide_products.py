@@ -1,7 +1,7 @@
 """matmul_halves: products with many tokens on sm_90; see `wide`.
 
-The weight is read as it is packed, made halves in registers, and multiplied by halves of activations
-with float32 sums.
+The weight is read as it is packed, made halves in registers, and multiplied by halves of
+activations with float32 sums.
 """
 
 from numba import cuda
@@ -28,7 +28,7 @@ from kernels_cuda.ptx import (
 )
 from kernels_cuda.rings import fetch, open_ring
 from kernels_cuda.wgmma import keep, multiply, store, with_kept, zeros
-from kernels_cuda.wide import BARRIERS, GROUPS, TILES
+from kernels_cuda.wide import BARRIERS, TILES
 
 f32, i64, u32 = types.float32, types.int64, types.uint32
 device = cuda.jit(device=True)
@@ -132,18 +132,18 @@ def make(name, tokens):
     per_shift = per_piece.bit_length() - 1
     in_tiles = name not in FRAGMENTS
     halves = "bf16" if name == "bf16" else "f16"
-    stages, shares, pieces = TILES[tokens]
+    stages, pieces, groups, shares = TILES[tokens]
     stage_mask, stage_shift = stages - 1, stages.bit_length() - 1
     stage_bytes = tokens * 128
     copies = max(1, tokens // 128)
     copy_bytes = stage_bytes // copies
     zero, times, put = zeros(tokens), multiply(tokens, halves), store(tokens)
     write, add_kept = keep(tokens), with_kept(tokens)
-    n_warps = 4 * GROUPS
-    rows_tile = 64 if shares else 64 * GROUPS
+    n_warps = 4 * groups
+    rows_tile = 64 if shares else 64 * groups
     readers = 4 if shares else n_warps
     # From the first 64 columns of a piece to the ones before them of the same warp.
-    back = 1 + (GROUPS - 1) * per_piece if shares else 1
+    back = 1 + (groups - 1) * per_piece if shares else 1
     first, second, third, fourth = (parts[min(h, per_piece - 1)] for h in range(4))
     rings_at = BARRIERS + stages * stage_bytes
 
@@ -191,7 +191,7 @@ def make(name, tokens):
         first_row = i64(cuda.blockIdx.y) * rows_tile + quarter * 16
         start, stride = i64(0), i64(1)
         if shares:
-            start, stride = four, i64(GROUPS)
+            start, stride = four, i64(groups)
         else:
             first_row += four * 64
         group = first_row >> 4
@@ -259,15 +259,16 @@ def make(name, tokens):
                 end(activations, barriers, at + 3, at + 2, tile, columns, x_columns, leads, lane)
             cuda.syncwarp()
         if shares:
-            # Those of the other group, over the activations.
+            # Those of the other groups, over the activations.
             kept = u32(activations + (thread & 127) * 4)
             cuda.syncthreads()
-            if four == 1:
-                sums = write(sums, kept)
+            if four > 0:
+                sums = write(sums, u32(kept + (four - 1) * (256 * tokens)))
             cuda.syncthreads()
-            if four == 1:
+            if four > 0:
                 return
-            sums = add_kept(sums, kept)
+            for other in range(groups - 1):
+                sums = add_kept(sums, u32(kept + other * (256 * tokens)))
         row = first_row + (lane >> 2)
         low, high = u32(row < N), u32(row + 8 < N)
         token = first_token + (lane & 3) * 2

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from cuda_launch import Gpu, dims_of, signature, stem
 from format_blocks import FLOATS, put_scales
 
 import kernels_cuda
-from bench.cuda_launch import Gpu, dims_of, signature, stem
 from kernels_cuda.layouts import packed_shape
 from llama3jit.files.formats import FORMATS
 from llama3jit.ops.dequantise import VALUES

@@ -15,7 +15,9 @@ pytestmark = pytest.mark.skipif(
 MANY = ("embed", "matmul", "matmul_halves", "matmul_int8", "pack")
 QUICK = ("f16:8", "f16:256", "q8_0:1", "q6_k:8", "q4_k:256", "q5_k", "iq4_xs", "q6_k")
 CASES = [
-    pytest.param(op, variant, marks=[pytest.mark.slow] if op in MANY and variant not in QUICK else [])
+    pytest.param(
+        op, variant, marks=[pytest.mark.slow] if op in MANY and variant not in QUICK else []
+    )
     for op, (_, variants) in kernels_cuda.TUNED.items()
     for variant in variants
 ]

@@ -92,7 +92,9 @@ def test_rope_angles(gpu):
     assert np.abs(found - expected).max() < 2e-7
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "head_dim", "half"), [(4, 2, 64, 32), (3, 1, 128, 5)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "half"), [(4, 2, 64, 32), (3, 1, 128, 5)]
+)
 def test_rope_and_caches(gpu, heads, kv_heads, head_dim, half):
     rng = np.random.default_rng(heads)
     t = 5
