@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+from dataclasses import dataclass
 from typing import Any
 
 from llama3jit.devices.choose import open_runner
@@ -38,12 +39,23 @@ def time_graph(gpu: Any, graph: Any) -> float:
         gpu.run(graph)
         called(driver.cuEventRecord(end, gpu._handle))
         gpu.synchronize()
-        times.append(1000 * called(driver.cuEventElapsedTime(begin, end)))
+        times.append(1000 * float(called(driver.cuEventElapsedTime(begin, end))))
     return statistics.median(times[3:])
 
 
-def measure(runner: CudaRunner, n_tokens: int, context: int) -> list[dict[str, Any]]:
-    """A dict for each kind of row, and one for the whole pass."""
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Rows of one kernel and of the same sizes: how many, microseconds of each, bytes of each."""
+
+    name: str
+    dims: dict[str, int]
+    count: int
+    us: float
+    nbytes: int
+
+
+def measure(runner: CudaRunner, n_tokens: int, context: int) -> list[Kind]:
+    """Each kind of row, and at the end the whole pass."""
     n_blocks = -(-(context + n_tokens) // 64)
     piece = Piece([1] * n_tokens, context, list(range(n_blocks)))
     runner.forward(make_batch([piece]))
@@ -74,10 +86,10 @@ def measure(runner: CudaRunner, n_tokens: int, context: int) -> list[dict[str, A
         if unit.op.startswith("attention") and "kv_heads" in dims:
             nbytes = 4 * (context + n_tokens) * dims["kv_heads"] * dims["head_dim"]
         name = f"{unit.op}.{unit.variant}" if unit.variant else unit.op
-        found.append({"row": name, "dims": dims, "count": len(rows), "us": each, "bytes": nbytes})
+        found.append(Kind(name, dims, len(rows), each, nbytes))
     whole = time_graph(runner.gpu, graph)
-    total = sum(row["bytes"] * row["count"] for row in found)
-    found.append({"row": "the whole pass", "dims": {}, "count": 1, "us": whole, "bytes": total})
+    total = sum(kind.nbytes * kind.count for kind in found)
+    found.append(Kind("the whole pass", {}, 1, whole, total))
     return found
 
 
@@ -93,12 +105,12 @@ def main() -> None:
     assert isinstance(runner, CudaRunner)
     print("| row | sizes | rows | us each | GB/s | us in all |")
     print("| --- | --- | ---: | ---: | ---: | ---: |")
-    for row in measure(runner, given.tokens, given.context):
-        sizes = " ".join(f"{k}={v}" for k, v in row["dims"].items() if k in ("T", "N", "K", "n"))
-        rate = row["bytes"] / row["us"] / 1000
+    for kind in measure(runner, given.tokens, given.context):
+        sizes = " ".join(f"{k}={v}" for k, v in kind.dims.items() if k in ("T", "N", "K", "n"))
+        rate = kind.nbytes / kind.us / 1000
         print(
-            f"| {row['row']} | {sizes} | {row['count']} | {row['us']:.2f} | {rate:.0f} | "
-            f"{row['us'] * row['count']:.1f} |"
+            f"| {kind.name} | {sizes} | {kind.count} | {kind.us:.2f} | {rate:.0f} | "
+            f"{kind.us * kind.count:.1f} |"
         )
 
 

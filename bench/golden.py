@@ -1,6 +1,6 @@
 """How close the logits are to the truth: a float64 forward pass of the dequantised weights.
 
-    python bench/golden.py [--model MODEL] [--golden FILE] [--threads N] [--json]
+    python bench/golden.py [--model MODEL] [--golden FILE] [--threads N] [--kv-dtypes A,B] [--json]
 
 The golden file has, for each input, ids [T], the 64 largest logits of every row by float64
 (top_ids, top_logits) and the log-sum-exp of the row (lse), and llama.cpp's logits at the same ids
@@ -69,12 +69,20 @@ def same_top(argmax: NDArray[Any], golden: Golden, name: str) -> NDArray[np.bool
     return agreement
 
 
-def measure(model: Path, golden: Golden, mode: str, threads: int | None = None) -> Table:
+def measure(
+    model: Path,
+    golden: Golden,
+    mode: str,
+    threads: int | None = None,
+    kv_dtype: str | None = None,
+) -> Table:
     """For each input and "all": rows, and our and llama.cpp's mean KL ("kl", "llamacpp_kl") and
-    top-1 agreement ("top_1", "llamacpp_top_1")."""
+    top-1 agreement ("top_1", "llamacpp_top_1"). `kv_dtype` in place of the mode's own."""
     rows: dict[str, list[NDArray[Any]]] = {}
     with open_gguf(model) as gguf:
-        options: dict[str, Any] = MODES[mode]
+        options: dict[str, Any] = dict(MODES[mode])
+        if kv_dtype is not None:
+            options["kv_dtype"] = kv_dtype
         n_ctx = max(len(golden[f"{name}/ids"]) for name in INPUTS)
         runner = open_runner(
             gguf, read_config(gguf), device="cpu", n_ctx=n_ctx, threads=threads, **options
@@ -124,6 +132,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--golden", type=Path, default=GOLDEN)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--kv-dtypes", type=lambda text: text.split(","), default=[None])
     parser.add_argument("--json", action="store_true")
     given = parser.parse_args(arguments)
     try:
@@ -132,7 +141,13 @@ def main(arguments: list[str] | None = None) -> int:
         with np.load(given.golden) as file:
             golden = {key: file[key] for key in file.files}
         model = resolve(given.model)
-        tables = {mode: measure(model, golden, mode, given.threads) for mode in MODES}
+        tables = {
+            f"{mode}, {kv_dtype}" if kv_dtype else mode: measure(
+                model, golden, mode, given.threads, kv_dtype
+            )
+            for mode in MODES
+            for kv_dtype in given.kv_dtypes
+        }
     except Llama3JitError as error:
         print(f"golden: {error}", file=sys.stderr)
         return error.exit_code

@@ -1,6 +1,7 @@
 """llama3jit and llama.cpp in turn, on the same file, the same threads and in the same minutes.
 
-    python bench/peers_cpu.py --model MODEL --peer-python PATH [-p 512] [-n 128] [-d 0] [--json]
+    python bench/peers_cpu.py --model MODEL --peer-python PATH [-p 512] [-n 128] [-d 0]
+        [--sequences 1] [--json] [--save FILE]
 
 Each side is a process that stays alive and runs one sample when told to. A pair is a sample of
 ours and one of theirs, each after an untimed run of the same kind; sides take turns at going first.
@@ -8,7 +9,9 @@ What counts is the ratio of a pair. Other work on the machine slows both of its 
 alike: a thread that waits at a barrier for one that is not running loses more. So it is noted what
 share of its threads' time each side was running. A pair in which that is below 0.95 is disturbed
 and another one measured, up to --patience times as many; the quietest pairs count.
-Random token ids, no sampling, no tokenising: llama-bench's method on both sides.
+Random token ids, no sampling, no tokenising: llama-bench's method on both sides. With --sequences N
+prompts are left out, and N sequences decode at once, a token of each in a pass, after --n-depth
+tokens each: llama-batched-bench's method, and the rate is that of all tokens together.
 
 llama.cpp comes from llama-cpp-python's source distribution. A native build takes up AMX where the
 processor names it, and dies of SIGILL on hosts that do not let it run, so the instruction sets are
@@ -33,9 +36,10 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from report import about, publish, table
 
 from llama3jit.bench import Test, parse_numbers, plan_tests
 from llama3jit.errors import Llama3JitError
@@ -49,10 +53,14 @@ Sample = tuple[float, float]  # tokens per second, and the share of time that th
 class Side:
     """A process that measures."""
 
-    def __init__(self, python: str, script: str, model: Path, n_ctx: int, threads: int) -> None:
+    def __init__(
+        self, python: str, script: str, model: Path, n_ctx: int, threads: int, sequences: int
+    ) -> None:
         self.script = script
+        self._sequences = sequences
         self._complaint = tempfile.TemporaryFile("w+")  # noqa: SIM115 (lives as long as the side)
-        command = [python, str(HERE / script), str(model), str(n_ctx), str(threads)]
+        numbers = map(str, (n_ctx, threads, sequences))
+        command = [python, str(HERE / script), str(model), *numbers]
         self._process = subprocess.Popen(
             command,
             stdin=subprocess.PIPE,
@@ -69,7 +77,8 @@ class Side:
         assert self._process.stdin is not None
         print(json.dumps(asked), file=self._process.stdin, flush=True)
         answer = self._answer()
-        return (test.n_prompt + test.n_gen) * 1e9 / answer["ns"], answer["share"]
+        tokens = test.n_prompt + test.n_gen * self._sequences
+        return tokens * 1e9 / answer["ns"], answer["share"]
 
     def close(self) -> None:
         """End the process."""
@@ -101,7 +110,7 @@ class Line:
         return [a / b for (a, _), (b, _) in zip(self.ours, self.theirs, strict=True)]
 
 
-def compare(ours: Side, theirs: Side, test: Test, pairs: int, patience: int) -> Line:
+def compare(ours: Side, theirs: Side, test: Test, name: str, pairs: int, patience: int) -> Line:
     """Pairs of samples, of which the quietest count; who goes first changes from pair to pair."""
     taken: list[tuple[float, Sample, Sample]] = []
     quiet = 0
@@ -112,32 +121,20 @@ def compare(ours: Side, theirs: Side, test: Test, pairs: int, patience: int) -> 
         share = min(mine[1], other[1])
         taken.append((share, mine, other))
         quiet += share >= QUIET
-        print(f"{test.name}: {mine[0] / other[0]:.2f}, running {share:.2f}", file=sys.stderr)
+        print(f"{name}: {mine[0] / other[0]:.2f}, running {share:.2f}", file=sys.stderr)
     taken.sort(key=lambda pair: pair[0], reverse=True)
-    return Line(test.name, [a for _, a, _ in taken[:pairs]], [b for _, _, b in taken[:pairs]])
+    return Line(name, [a for _, a, _ in taken[:pairs]], [b for _, _, b in taken[:pairs]])
 
 
-def commit() -> str:
-    """The checkout's, with a + if files differ from it."""
-    command = ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"]
-    found = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
-    return found.stdout.strip() or "unknown"
+HEAD = ["test", "llama3jit t/s", "llama.cpp t/s", "ratio", "lowest", "highest", "running"]
 
 
-HEAD = (
-    "| test | llama3jit t/s | llama.cpp t/s | ratio | lowest | highest | running |\n"
-    "| --- | ---: | ---: | ---: | ---: | ---: | ---: |"
-)
-
-
-def markdown(line: Line) -> str:
+def cells(line: Line) -> list[str]:
     """A row of the table: medians, the extremes of the ratios, the shares of time."""
     (a, a_ran), (b, b_ran) = (middle(side) for side in (line.ours, line.theirs))
-    ratio = statistics.median(line.ratios)
-    return (
-        f"| {line.test} | {a:.1f} | {b:.1f} | {ratio:.2f} | {min(line.ratios):.2f} "
-        f"| {max(line.ratios):.2f} | {a_ran:.2f}, {b_ran:.2f} |"
-    )
+    ratios = (statistics.median(line.ratios), min(line.ratios), max(line.ratios))
+    rates = [f"{a:.1f}", f"{b:.1f}"]
+    return [line.test, *rates, *(f"{ratio:.2f}" for ratio in ratios), f"{a_ran:.2f}, {b_ran:.2f}"]
 
 
 def middle(samples: list[Sample]) -> list[float]:
@@ -155,6 +152,8 @@ def options() -> argparse.Namespace:
     parser.add_argument("--n-gen", "-n", default="128")
     parser.add_argument("--n-depth", "-d", default="0")
     parser.add_argument("--threads", "-t", type=int, default=2)
+    parser.add_argument("--sequences", type=int, default=1, help="that decode at once")
+    parser.add_argument("--save", type=Path, help="a file that the table is added to")
     parser.add_argument("--json", action="store_true", help="every sample, as JSON")
     return parser.parse_args()
 
@@ -175,7 +174,7 @@ def main() -> None:
     given = options()
     check_peer(given.peer_python)
     tests = plan_tests(
-        list(parse_numbers(given.n_prompt)),
+        list(parse_numbers(given.n_prompt)) if given.sequences == 1 else [],
         list(parse_numbers(given.n_gen)),
         list(parse_numbers(given.n_depth)),
     )
@@ -183,31 +182,23 @@ def main() -> None:
         model = Path(resolve(given.model))
     except Llama3JitError as error:
         raise SystemExit(str(error)) from None
-    n_ctx = max(test.n_ctx for test in tests)
-    measured = commit()  # before others change it
-    ours = Side(sys.executable, "side_llama3jit.py", model, n_ctx, given.threads)
-    theirs = Side(given.peer_python, "side_llama_cpp.py", model, n_ctx, given.threads)
-    lines = []
-    for test in tests:
-        lines.append(compare(ours, theirs, test, given.pairs, given.patience))
-        if not given.json:
-            print(markdown(lines[-1]) if lines[1:] else f"{HEAD}\n{markdown(lines[0])}", flush=True)
-    about = {
-        "model": model.name,
-        "machine": ours.about["cpu"],
-        "threads": given.threads,
-        "pairs": given.pairs,
-        "commit": measured,
-        "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        ours.about["name"]: ours.about["build"],
-        theirs.about["name"]: theirs.about["build"],
-    }
+    numbers = max(test.n_ctx for test in tests), given.threads, given.sequences
+    facts = about(model=model.name, threads=given.threads, pairs=given.pairs)
+    ours = Side(sys.executable, "side_llama3jit.py", model, *numbers)
+    theirs = Side(given.peer_python, "side_llama_cpp.py", model, *numbers)
+    facts |= {side.about["name"]: side.about["build"] for side in (ours, theirs)}
+    suffix = f" x {given.sequences}" if given.sequences > 1 else ""
+    lines = [
+        compare(ours, theirs, test, test.name + suffix, given.pairs, given.patience)
+        for test in tests
+    ]
     ours.close()
     theirs.close()
     if given.json:
-        print(json.dumps({**about, "tests": [asdict(line) for line in lines]}, indent=2))
+        print(json.dumps({**facts, "tests": [asdict(line) for line in lines]}, indent=2))
     else:
-        print("\n" + "; ".join(f"{key}: {value}" for key, value in about.items()))
+        text = table(HEAD, [cells(line) for line in lines])
+        publish(f"Beside llama.cpp: {model.name}", text, facts, given.save)
 
 
 if __name__ == "__main__":

@@ -14,20 +14,21 @@ import sys
 import time
 from collections.abc import Callable
 
-Sample = Callable[[int, int, int], int]
+Sample = Callable[[int, int, int], int]  # n_prompt, n_gen, n_depth -> nanoseconds
 
 
 def arguments() -> argparse.Namespace:
-    """MODEL N_CTX THREADS."""
+    """MODEL N_CTX THREADS SEQUENCES; n_ctx is what one sequence holds."""
     parser = argparse.ArgumentParser()
     parser.add_argument("model")
     parser.add_argument("n_ctx", type=int)
     parser.add_argument("threads", type=int)
+    parser.add_argument("sequences", type=int)
     return parser.parse_args()
 
 
 def serve(about: dict[str, str], threads: int, sample: Sample) -> None:
-    """Answer until stdin ends. sample(n_prompt, n_gen, n_depth) -> nanoseconds."""
+    """Answer until stdin ends."""
     print(json.dumps(about), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)

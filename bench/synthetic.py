@@ -1,10 +1,12 @@
 """A model file of Llama 3.2 1B's shape with random weights, to measure with where there is none.
 
-    python bench/synthetic.py OUT --type q4_0 [--vocabulary FILE] [--layers 16]
+    python bench/synthetic.py OUT --type q4_k [--output q8_0] [--vocabulary FILE] [--layers 16]
 
-The vocabulary is a GGUF file's, such as llama.cpp's models/ggml-vocab-llama-bpe.gguf; without one
-the file has none, and only ids can be given to it. Every layer has the same random values: what is
-measured does not depend on them. 1.0 GB as q4_0, 1.6 GB as q8_0, 3.0 GB as f16.
+All matrices are of the type, but for the output's, which is a matrix of its own in Q8_0, or of the
+type if that is of plain floats; `--output tied` makes it the embeddings again. The vocabulary is a
+GGUF file's, such as llama.cpp's models/ggml-vocab-llama-bpe.gguf; without one the file has none,
+and only ids can be given to it. Every layer has the same random values: what is measured does not
+depend on them. 1.0 GB as q4_0 or q4_k, 1.6 GB as q8_0, 3.0 GB as f16.
 """
 
 from __future__ import annotations
@@ -14,31 +16,58 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from llama3jit.files.formats import FORMATS
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, N_VOCAB = 2048, 8192, 32, 8, 64, 128256
 N_CTX = 8192
 
-# Bytes of a block of 32 values; float16 numbers in front of it and what they are.
-BLOCKS = {"q4_0": (18, (0.004,)), "q4_1": (20, (0.004, -0.03)), "q8_0": (34, (0.0003,))}
-COPIED = ("tokenizer.",)
+# What a block of random bytes needs for values of about 0.02: where its halves lie and what they
+# are. Minima are such that the values' mean is about 0.
+HALVES = {
+    "q4_0": {0: 4e-3},
+    "q4_1": {0: 4e-3, 2: -0.03},
+    "q5_0": {0: 2e-3},
+    "q5_1": {0: 2e-3, 2: -0.031},
+    "q8_0": {0: 3e-4},
+    "q2_k": {80: 1.5e-3, 82: 2.25e-3},
+    "q3_k": {108: 5e-4},
+    "q4_k": {0: 8e-5, 2: 6e-4},
+    "q5_k": {0: 4e-5, 2: 6e-4},
+    "q6_k": {208: 1.5e-5},
+    "iq4_nl": {0: 3e-4},
+    "iq4_xs": {0: 1.5e-5},
+    "mxfp4": {},
+}
+EXPONENTS = {"mxfp4": {0: 120}}  # bytes that are powers of two
+FLOATS = ("f16", "bf16")
+TYPES = (*HALVES, *FLOATS)
+BLOCKS = 2**14  # as many are random; then they repeat
 
 
-def matrix(kind: str, n: int, k: int) -> NDArray[Any]:
-    """Random weights [n, k]: blocks as uint8, or float16."""
+def matrix(kind: str, n: int, k: int) -> NDArray[np.uint8]:
+    """Random weights of a type, as rows of bytes u8[n, row_bytes]."""
     rng = np.random.default_rng(n * k)
-    if kind == "f16":
-        part = (0.02 * rng.standard_normal(2**20, np.float32)).astype(np.float16)
-        return np.resize(part, (n, k))
-    size, heads = BLOCKS[kind]
-    part = rng.integers(0, 256, (2**16, size), np.uint8)
-    part[:, : 2 * len(heads)] = np.array(heads, np.float16).view(np.uint8)
-    return np.resize(part, (n, k // 32 * size))
+    form = FORMATS[kind.upper()]
+    if kind in FLOATS:
+        values = 0.02 * rng.standard_normal(256 * BLOCKS, np.float32)
+        if kind == "f16":
+            part = values.astype(np.float16).view(np.uint8)
+        else:
+            part = (values.view(np.uint32) >> 16).astype(np.uint16).view(np.uint8)
+    else:
+        part = rng.integers(0, 256, (BLOCKS, form.block_bytes), np.uint8)
+        for at, number in HALVES[kind].items():
+            part[:, at : at + 2] = np.array([number], np.float16).view(np.uint8)
+        for at, exponent in EXPONENTS.get(kind, {}).items():
+            part[:, at] = exponent
+    return np.resize(part, (n, form.row_bytes(k)))
 
 
 def shapes(n_layers: int) -> dict[str, tuple[int, int]]:
-    """All matrices but the tied output."""
+    """All matrices but the output's."""
     kv = N_HEAD_KV * HEAD_DIM
     layer = {
         "attn_q": (N_EMBD, N_EMBD),
@@ -55,8 +84,8 @@ def shapes(n_layers: int) -> dict[str, tuple[int, int]]:
     return found
 
 
-def write(out: str, kind: str, n_layers: int, vocabulary: str | None) -> None:
-    """Write the file."""
+def write(out: str, kind: str, output: str, n_layers: int, vocabulary: str | None) -> None:
+    """Write the file; `output` is the type of the output's matrix, or "tied"."""
     import gguf
 
     writer = gguf.GGUFWriter(out, "llama")
@@ -75,12 +104,14 @@ def write(out: str, kind: str, n_layers: int, vocabulary: str | None) -> None:
         writer.add_tokenizer_model("none")
     else:
         copy_vocabulary(writer, vocabulary)
-    dtype = None if kind == "f16" else gguf.GGMLQuantizationType[kind.upper()]
-    made: dict[tuple[int, int], NDArray[Any]] = {}
-    for name, shape in shapes(n_layers).items():
-        if shape not in made:
-            made[shape] = matrix(kind, *shape)
-        writer.add_tensor(name, made[shape], raw_dtype=dtype)
+    matrices = {name: (kind, *shape) for name, shape in shapes(n_layers).items()}
+    if output != "tied":
+        matrices["output.weight"] = (output, N_VOCAB, N_EMBD)
+    made: dict[tuple[str, int, int], NDArray[np.uint8]] = {}
+    for name, form in matrices.items():
+        if form not in made:
+            made[form] = matrix(*form)
+        writer.add_tensor(name, made[form], raw_dtype=gguf.GGMLQuantizationType[form[0].upper()])
     norms = [
         f"blk.{i}.{name}.weight" for i in range(n_layers) for name in ("attn_norm", "ffn_norm")
     ]
@@ -97,7 +128,7 @@ def copy_vocabulary(writer: Any, path: str) -> None:
     import gguf
 
     for name, field in gguf.GGUFReader(path).fields.items():
-        if name.startswith(COPIED):
+        if name.startswith("tokenizer."):
             inner = field.types[1] if len(field.types) > 1 else None
             writer.add_key_value(name, field.contents(), field.types[0], inner)
 
@@ -105,11 +136,13 @@ def copy_vocabulary(writer: Any, path: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Write a synthetic Llama 3.2 1B.")
     parser.add_argument("out")
-    parser.add_argument("--type", choices=[*BLOCKS, "f16"], default="q4_0")
+    parser.add_argument("--type", choices=TYPES, default="q4_0")
+    parser.add_argument("--output", choices=[*TYPES, "tied"], help="the type of output.weight")
     parser.add_argument("--vocabulary", help="a GGUF file whose vocabulary is copied")
     parser.add_argument("--layers", type=int, default=16)
     given = parser.parse_args()
-    write(given.out, given.type, given.layers, given.vocabulary)
+    output = given.output or (given.type if given.type in FLOATS else "q8_0")
+    write(given.out, given.type, output, given.layers, given.vocabulary)
 
 
 if __name__ == "__main__":

@@ -19,12 +19,15 @@ QUANTISED = (
 
 # Op -> the module that holds its tuned kernel, and the variants that it has there.
 TUNED = {
-    "attention": ("kernels_cpu.attention", ("f16", "f32")),
-    "attention_chunks": ("kernels_cpu.split_attention", ("f16", "f32")),
+    "attention": ("kernels_cpu.attention", ("f16", "f32", "q8_0", "q4_0")),
+    "attention_chunks": ("kernels_cpu.split_attention", ("f16", "f32", "q8_0", "q4_0")),
     "attention_merge": ("kernels_cpu.split_attention", ("",)),
+    "hadamard": ("kernels_cpu.hadamard", ("",)),
+    "kv_append": ("kernels_cpu.kv_append", ("q8_0", "q4_0")),
     "matmul": ("kernels_cpu.matmul", ("f32", "f16", "bf16", *QUANTISED)),
     "matmul_int8": ("kernels_cpu.matmul", QUANTISED),
     "pack": ("kernels_cpu.pack", ("f32", "f16", "bf16", *QUANTISED)),
     "quantize": ("kernels_cpu.quantize", ("",)),
+    "rmsnorm": ("kernels_cpu.rmsnorm", ("",)),
     "swiglu": ("kernels_cpu.swiglu", ("",)),
 }

@@ -11,58 +11,28 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_cpu.exp import exp
+from kernels_cpu.kv_blocks import KV
+from kernels_cpu.kv_plain import BLOCK_TOKENS, LANES, ROWS
 from kernels_cpu.simd import (
     add,
     fma,
     keep_between,
     largest_of,
     load_f32,
-    load_half,
     maximum,
     mul,
-    prefetch,
     splat_f32,
-    spread_f32,
     store_f32,
     sub,
     sum_of,
 )
 from kernels_cpu.stack import stack_f32, stack_i64
 from kernels_cpu.vectors import f32_registers
-from llama3jit.ops.faces import specialise
 from llama3jit.ops.op import AS_WRITTEN, op
 from llama3jit.ops.split_attention import CHUNK, NOTHING
 
-LANES = 16
-BLOCK_TOKENS = 64
-ROWS = 4  # rows of a tile
-VECTORS = 4  # vectors of 16 components that a pass over the values keeps in registers
-SUMS = 16  # ROWS * 4 vectors of tokens, or of components
 TILE_FLOATS = 1024  # ROWS * 256 components
 TILE_SCORES = 256  # ROWS * BLOCK_TOKENS
-
-# LINE is how many elements of a cache lie in one cache line.
-KV = {
-    "f16": {"kv": "u16", "load_kv": load_half, "LINE": 32},
-    "f32": {"kv": "f32", "load_kv": load_f32, "LINE": 16},
-}
-
-
-def scores_of(scores, queries, k_cache, v_cache, base, head_dim):
-    """scores[r, j] = queries[r] . key j, for the 64 keys of the block at `base`; asks for the
-    values of the same block meanwhile."""
-    sums = f32_registers(SUMS)
-    for i in range(SUMS):
-        sums[i] = splat_f32(np.float32(0.0))
-    for d in range(head_dim):
-        for line in range(BLOCK_TOKENS // LINE):
-            prefetch(v_cache, base + d * BLOCK_TOKENS + line * LINE)
-        for j in range(4):
-            key = load_kv(k_cache, base + d * BLOCK_TOKENS + j * LANES)
-            for r in range(ROWS):
-                sums[4 * r + j] = fma(key, spread_f32(queries, r * head_dim + d), sums[4 * r + j])
-    for i in range(SUMS):
-        store_f32(scores, i * LANES, sums[i])
 
 
 def soften(scores, r, first, end, largest, totals):
@@ -94,49 +64,6 @@ def exp_of(x):
     return largest_of(exp(splat_f32(x)))
 
 
-def add_where_seen(sums, scores, v_cache, at, j):
-    """Add the value at `at`, token j of a block, to the rows that give it weight."""
-    for r in range(ROWS):
-        if scores[r * BLOCK_TOKENS + j] != np.float32(0.0):
-            weight = spread_f32(scores, r * BLOCK_TOKENS + j)
-            for c in range(VECTORS):
-                value = load_kv(v_cache, at + c * LANES)
-                sums[r * VECTORS + c] = fma(value, weight, sums[r * VECTORS + c])
-
-
-def mix(
-    sums_of_rows, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, seen, column
-):
-    """sums[r] = sums[r] * shrink[r] + sum of weight[r, j] * value j over the n first tokens of the
-    block, for VECTORS * 16 components from `column` on; asks for the keys of the block at
-    `following` meanwhile. All rows see the tokens seen[0] to seen[1] - 1; a value that a row does
-    not see is not even multiplied by 0, since it may be infinite."""
-    sums = f32_registers(SUMS)
-    for r in range(ROWS):
-        shrink = spread_f32(shrinks, r)
-        for c in range(VECTORS):
-            old = load_f32(sums_of_rows, r * head_dim + column + c * LANES)
-            sums[r * VECTORS + c] = mul(old, shrink)
-    for j in range(min(seen[0], n)):
-        add_where_seen(sums, scores, v_cache, base + j * head_dim + column, j)
-    for j in range(seen[0], seen[1]):
-        for line in range(VECTORS * LANES // LINE):
-            prefetch(k_cache, following + j * head_dim + column + line * LINE)
-        for c in range(VECTORS):
-            value = load_kv(v_cache, base + j * head_dim + column + c * LANES)
-            for r in range(ROWS):
-                weight = spread_f32(scores, r * BLOCK_TOKENS + j)
-                sums[r * VECTORS + c] = fma(value, weight, sums[r * VECTORS + c])
-    for j in range(max(seen[0], seen[1]), n):
-        add_where_seen(sums, scores, v_cache, base + j * head_dim + column, j)
-    for r in range(ROWS):
-        for c in range(VECTORS):
-            store_f32(sums_of_rows, r * head_dim + column + c * LANES, sums[r * VECTORS + c])
-
-
-mix_1 = specialise(mix, VECTORS=1, SUMS=4)
-
-
 def clear(sums, largest, totals, head_dim):
     """Nothing seen yet, for all rows of a tile."""
     zero = splat_f32(np.float32(0.0))
@@ -148,12 +75,13 @@ def clear(sums, largest, totals, head_dim):
 
 
 def attend(
-    sums, largest, totals, queries, firsts, lasts, k_cache, v_cache, block_tables, sequence, g, c
-):
+    sums, largest, totals, queries, firsts, lasts, k_cache, v_cache, block_tables, sequence, g, c,
+    head_dim,
+):  # fmt: skip
     """What rows of one sequence see in chunk c: the largest score, the total of the weights and the
     weighted sum of the values of each. Row r sees tokens firsts[r] to lasts[r]."""
-    head_dim = v_cache.shape[3]
-    kv_heads = v_cache.shape[1]
+    kv_heads = k_cache.shape[1]
+    block_size = k_cache.shape[2] * k_cache.shape[3]
     scores = stack_f32(TILE_SCORES)
     shrinks = stack_f32(ROWS)
     seen = stack_i64(2)
@@ -165,7 +93,7 @@ def attend(
             first = min(first, max(firsts[r], c * CHUNK))
             last = max(last, min(lasts[r], (c + 1) * CHUNK - 1))
     for b in range(first // BLOCK_TOKENS, last // BLOCK_TOKENS + 1):
-        base = (block_tables[sequence, b] * kv_heads + g) * BLOCK_TOKENS * head_dim
+        base = (block_tables[sequence, b] * kv_heads + g) * block_size
         scores_of(scores, queries, k_cache, v_cache, base, head_dim)
         start = b * BLOCK_TOKENS
         n = min(BLOCK_TOKENS, last + 1 - start)
@@ -178,16 +106,8 @@ def attend(
                 seen[1] = min(seen[1], lasts[r] + 1 - start)
         following = base
         if b < last // BLOCK_TOKENS:
-            following = (block_tables[sequence, b + 1] * kv_heads + g) * BLOCK_TOKENS * head_dim
-        column = 0
-        while column + VECTORS * LANES <= head_dim:
-            mix(sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, seen, column)
-            column += VECTORS * LANES
-        while column < head_dim:
-            mix_1(
-                sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, seen, column
-            )
-            column += LANES
+            following = (block_tables[sequence, b + 1] * kv_heads + g) * block_size
+        mix(sums, shrinks, scores, v_cache, k_cache, base, following, head_dim, n, seen)
 
 
 def take_in(whole, whole_at, largest, total, part, part_at, part_largest, part_total, head_dim):
@@ -238,8 +158,8 @@ def set_rows(queries, firsts, lasts, q, positions, seq_of, scale, window, g, gro
 def attention(
     out: f32[T, heads, head_dim],
     q: f32[T, heads, head_dim],
-    k_cache: kv[n_blocks, kv_heads, head_dim, block_tokens],
-    v_cache: kv[n_blocks, kv_heads, block_tokens, head_dim],
+    k_cache: kv[n_blocks, kv_heads, k_lines, block_tokens],
+    v_cache: kv[n_blocks, kv_heads, v_lines, v_line],
     positions: i32[T],
     seq_of: i32[T],
     block_tables: i32[S, B],
@@ -279,7 +199,7 @@ def attention(
             for c in range(firsts[0] // CHUNK, lasts[n - 1] // CHUNK + 1):
                 attend(
                     sums, largest, totals, queries, firsts, lasts,
-                    k_cache, v_cache, block_tables, sequence, g, c,
+                    k_cache, v_cache, block_tables, sequence, g, c, head_dim,
                 )  # fmt: skip
                 for r in range(n):
                     at = r * head_dim

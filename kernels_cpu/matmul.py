@@ -10,6 +10,8 @@ from __future__ import annotations
 import numpy as np
 
 from kernels_cpu import features
+from kernels_cpu.panel import MANY, PART, SIDE, by_panels
+from kernels_cpu.parts import put, sum_of_span, total_of_span
 from kernels_cpu.simd import (
     fma,
     load_bfloat,
@@ -19,8 +21,6 @@ from kernels_cpu.simd import (
     prefetch,
     splat_f32,
     spread_f32,
-    store_f32,
-    store_first_f32,
     sub,
     to_float,
 )
@@ -39,36 +39,13 @@ SUMS = TOKENS * GROUPS
 SCALES = 256  # floats: a vector for each of up to 16 spans
 LINE = 64  # bytes of a cache line
 AHEAD = 8192  # bytes
-PART = 96  # tokens of an item: their activations stay near while the rows pass by
-
-
-def put(out, at, n, vector):
-    """Store 16 rows of one token, or the first n if there are fewer."""
-    if n >= LANES:
-        store_f32(out, at, vector)
-    elif n > 0:
-        store_first_f32(out, at, vector, n)
-
-
-def sum_of_span(xsum, t, k):
-    """The sum of xq over the span that begins at column k."""
-    if QUADS == 8:
-        return xsum[t, k // 16] + xsum[t, k // 16 + 1]
-    return xsum[t, k // 16]
-
-
-def total_of_span(xs, xsum, xtotal, t, k):
-    """The sum of what xq stands for over the span that begins at column k."""
-    if QUADS == 8:
-        return xtotal[t, k // 32]
-    return xs[t, k // 32] * np.float32(xsum[t, k // 16])
 
 
 def int8_tile(out, weight, xq, xs, xsum, xtotal, first, t):
     """Outputs of tokens t to t + TOKENS - 1 and the 32 rows from `first` on."""
-    n_k = xq.shape[1]
+    width = xq.shape[1]
     blocks = xs.shape[1]
-    tiles = n_k // COLUMNS
+    tiles = 32 * blocks // COLUMNS
     scales_low = stack_f32(SCALES)
     minima_low = stack_f32(SCALES)
     scales_high = stack_f32(SCALES)
@@ -89,14 +66,14 @@ def int8_tile(out, weight, xq, xs, xsum, xtotal, first, t):
         for s in range(SPANS):
             k = COLUMNS * b + 4 * QUADS * s
             for i in range(TOKENS):
-                start = splat_i32(np.int32(-ZERO * sum_of_span(xsum, t + i, k)))
+                start = splat_i32(np.int32(-ZERO * sum_of_span(xsum, t + i, k, 2 * blocks)))
                 dots[2 * i] = start
                 dots[2 * i + 1] = start
             for quad in range(QUADS):
                 q_low = quad_of(weight, low, s, quad)
                 q_high = quad_of(weight, high, s, quad)
                 for i in range(TOKENS):
-                    x = spread_i32(xq, (t + i) * n_k + k + 4 * quad)
+                    x = spread_i32(xq, (t + i) * width + k + 4 * quad)
                     dots[2 * i] = dot4(dots[2 * i], q_low, x)
                     dots[2 * i + 1] = dot4(dots[2 * i + 1], q_high, x)
             d_low = load_f32(scales_low, s * LANES)
@@ -111,7 +88,7 @@ def int8_tile(out, weight, xq, xs, xsum, xtotal, first, t):
                 m_low = load_f32(minima_low, s * LANES)
                 m_high = load_f32(minima_high, s * LANES)
                 for i in range(TOKENS):
-                    x = splat_f32(total_of_span(xs, xsum, xtotal, t + i, k))
+                    x = total_of_span(xs, xsum, xtotal, t + i, k, 2 * blocks)
                     totals[2 * i] = fma(m_low, x, totals[2 * i])
                     totals[2 * i + 1] = fma(m_high, x, totals[2 * i + 1])
     n = out.shape[1]
@@ -128,11 +105,11 @@ int8_tile_2 = specialise(int8_tile, TOKENS=2, SUMS=4)
 def matmul_int8(
     out: f32[T, N],
     weight: u8[rows, row_bytes],
-    xq: i8[T, K],
+    xq: i8[T, width],
     xs: f32[T, blocks],
     xsum: i32[T, halves],
     xtotal: f32[T, blocks],
-    items: rows // 32 * ((T + 95) // 96),
+    items: rows // 32 * ((T + 127) // 128),
 ):
     """As llama3jit.ops.matmul.matmul_int8, on a packed weight."""
     pairs = weight.shape[0] // 32
@@ -140,6 +117,10 @@ def matmul_int8(
         first = item % pairs * 32
         t = item // pairs * PART
         end = min(t + PART, out.shape[0])
+        if end - t >= MANY:
+            whole = end - (end - t) % SIDE
+            by_panels(out, weight, xq, xs, xsum, xtotal, first, t, whole)
+            t = whole
         while t + TOKENS <= end:
             int8_tile(out, weight, xq, xs, xsum, xtotal, first, t)
             t += TOKENS
@@ -229,7 +210,7 @@ def matmul(
     out: f32[T, N],
     weight: u8[rows, row_bytes],
     x: f32[T, K],
-    items: rows // 32 * ((T + 95) // 96),
+    items: rows // 32 * ((T + 127) // 128),
 ):
     """As llama3jit.ops.matmul.matmul, on a packed weight."""
     pairs = weight.shape[0] // 32

@@ -20,7 +20,7 @@ from llama3jit.ops.quantize import INFINITY, SMALLEST
 
 @op(fastmath=AS_WRITTEN, outputs=4)
 def quantize(
-    xq: i8[T, K],
+    xq: i8[T, width],
     xs: f32[T, blocks],
     xsum: i32[T, halves],
     xtotal: f32[T, blocks],
@@ -44,8 +44,8 @@ def quantize(
                 inverse = np.float32(1.0) / scale
             first = round_to_i32(mul(first, splat_f32(inverse)))
             second = round_to_i32(mul(second, splat_f32(inverse)))
-            store_i8(xq, at, first)
-            store_i8(xq, at + 16, second)
+            store_i8(xq, t * xq.shape[1] + 32 * b, first)
+            store_i8(xq, t * xq.shape[1] + 32 * b + 16, second)
             first_sum = sum_of_i32(first)
             second_sum = sum_of_i32(second)
             xs[t, b] = scale

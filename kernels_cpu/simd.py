@@ -48,10 +48,21 @@ def load_bfloat(builder, array, offset):
     return builder.bitcast(builder.shl(bits, constant(INTS, 16)), FLOATS)
 
 
+@operation(float32, ARRAY, intp)
+def load_scalar(builder, array, offset):
+    """One float."""
+    return array.load(offset, FLOAT)
+
+
 @operation(f32x16, ARRAY, intp)
 def spread_f32(builder, array, offset):
     """One float in every lane."""
     return splat(builder, array.load(offset, FLOAT))
+
+
+@operation(float32, ARRAY, intp)
+def float_at(builder, array, offset):
+    return array.load(offset, FLOAT)
 
 
 @operation(f32x16, float32)
@@ -78,6 +89,14 @@ def prefetch(builder, array, offset):
     """Ask for the cache line of element `offset`; it need not be inside the array."""
     pointer = array.at(offset, INT8)
     call(builder, "llvm.prefetch.p0", ir.VoidType(), pointer, INT32(0), INT32(3), INT32(1))
+
+
+@operation(void)
+def in_order(builder):
+    """Keep loads and stores on their side of this: the compiler would load so much beforehand that
+    it runs out of registers."""
+    kind = ir.FunctionType(ir.VoidType(), [])
+    builder.asm(kind, "", "~{memory}", [], side_effect=True)
 
 
 @operation(f32x16, f32x16, f32x16, f32x16)
@@ -144,6 +163,17 @@ def nearest(builder, x):
 
 
 @operation(f32x16, f32x16)
+def hadamard_of_16(builder, x):
+    """The sums of all lanes, with the signs of a row of a Hadamard matrix in each lane."""
+    for distance in (1, 2, 4, 8):
+        places = ir.Constant(lanes_of(INT32), [i ^ distance for i in range(LANES)])
+        signs = ir.Constant(FLOATS, [-1.0 if i & distance else 1.0 for i in range(LANES)])
+        partner = builder.shuffle_vector(x, ir.Constant(FLOATS, ir.Undefined), places)
+        x = builder.fadd(partner, builder.fmul(x, signs))
+    return x
+
+
+@operation(f32x16, f32x16)
 def power_of_two(builder, n):
     """2^n for whole -126 <= n <= 127."""
     biased = builder.add(builder.fptosi(n, INTS), constant(INTS, 127))
@@ -164,3 +194,11 @@ def keep_between(builder, x, first, end, other):
         builder.icmp_signed("<", indices, splat(builder, end)),
     )
     return builder.select(inside, x, other)
+
+
+@operation(f32x16, f32x16, f32x16)
+def keep_where(builder, x, by):
+    """Lanes of x where `by` is not 0, and 0 in the rest."""
+    return builder.select(
+        builder.fcmp_unordered("!=", by, constant(FLOATS, 0.0)), x, constant(FLOATS, 0.0)
+    )

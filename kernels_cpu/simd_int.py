@@ -35,6 +35,21 @@ def load_u8(builder, array, offset):
     return array.load(offset, CHARS)
 
 
+@operation(void, ARRAY, intp, u8x64)
+def store_u8(builder, array, offset, value):
+    array.store(offset, value)
+
+
+@operation(u8x64, intp)
+def splat_u8(builder, value):
+    return splat(builder, builder.trunc(value, INT8), BYTES)
+
+
+@operation(i32x16, ARRAY, intp)
+def load_i32s(builder, array, offset):
+    return array.load(offset, INTS)
+
+
 @operation(i32x16, ARRAY, intp)
 def load_bytes(builder, array, offset):
     """16 bytes, widened."""
@@ -54,9 +69,21 @@ def load_pairs(builder, array, offset):
 
 
 @operation(i32x16, ARRAY, intp)
+def load_words(builder, array, offset):
+    """16 words of four bytes from byte `offset` on."""
+    return array.load(offset, INTS)
+
+
+@operation(i32x16, ARRAY, intp)
 def spread_i32(builder, array, offset):
     """The four bytes from `offset` on, in every lane."""
     return splat(builder, array.load(offset, INT32))
+
+
+@operation(int32, ARRAY, intp)
+def load_i32(builder, array, offset):
+    """One number."""
+    return array.load(offset, INT32)
 
 
 @operation(i32x16, int32)
@@ -161,6 +188,27 @@ def byte_of(builder, x, k):
     return builder.sitofp(byte, FLOATS)
 
 
+@operation(f32x16, i32x16, intp)
+def signed_byte_of(builder, x, k):
+    """2^24 times byte k of every lane, which is signed."""
+    shift = builder.sub(INT32(24), builder.shl(builder.trunc(k, INT32), INT32(3)))
+    high = builder.and_(builder.shl(x, splat(builder, shift)), constant(INTS, 0xFF000000))
+    return builder.sitofp(high, FLOATS)
+
+
+@operation(f32x16, i32x16, intp)
+def nibble_of(builder, x, k):
+    """The four bits from 4 k on of every lane, less 8."""
+    shift = builder.shl(builder.trunc(k, INT32), INT32(2))
+    moved = builder.lshr(x, splat(builder, shift))
+    if features.has("avx512f"):
+        numbers = ir.Constant(FLOATS, [float(i - 8) for i in range(16)])
+        # It looks at the lowest four bits alone.
+        return call(builder, "llvm.x86.avx512.permvar.sf.512", FLOATS, numbers, moved)
+    nibble = builder.and_(moved, constant(INTS, 15))
+    return builder.sitofp(builder.sub(nibble, constant(INTS, 8)), FLOATS)
+
+
 @operation(i32x16, i32x16, u8x64, i32x16)
 def dot4(builder, total, u, s):
     """total + the sum of u[4i + j] * s[4i + j] over j < 4, for every lane i; u is unsigned, the
@@ -212,6 +260,22 @@ def round_to_i32(builder, x):
 
 
 @operation(i32x16, f32x16)
+def truncate_to_i32(builder, x):
+    """Without what is behind the point; the numbers must fit."""
+    return builder.fptosi(x, INTS)
+
+
+@operation(i32x16, f32x16)
+def round_away_to_i32(builder, x):
+    """To the nearest whole number, halves away from 0; the numbers must fit."""
+    whole = builder.fptosi(x, INTS)
+    rest = builder.fsub(x, builder.sitofp(whole, FLOATS))
+    up = builder.zext(builder.fcmp_ordered(">=", rest, constant(FLOATS, 0.5)), INTS)
+    down = builder.zext(builder.fcmp_ordered("<=", rest, constant(FLOATS, -0.5)), INTS)
+    return builder.sub(builder.add(whole, up), down)
+
+
+@operation(i32x16, f32x16)
 def magnitude_bits(builder, x):
     """The bits of |x|: as whole numbers they are ordered as the magnitudes are, NaN above all."""
     return builder.and_(builder.bitcast(x, INTS), constant(INTS, 0x7FFFFFFF))
@@ -233,6 +297,19 @@ def _larger(builder, x, y):
 @operation(i32x16, i32x16, i32x16)
 def maximum_i32(builder, x, y):
     return _larger(builder, x, y)
+
+
+@operation(i32x16, i32x16, i32x16)
+def minimum_i32(builder, x, y):
+    return builder.select(builder.icmp_signed("<", x, y), x, y)
+
+
+@operation(intp, i32x16, int32)
+def first_equal(builder, x, number):
+    """The first lane that is this number, 16 if there is none."""
+    same = builder.icmp_signed("==", x, splat(builder, number))
+    mask = builder.zext(builder.bitcast(same, INT16), INT64)
+    return builder.cttz(builder.or_(mask, INT64(1 << 16)), ir.IntType(1)(1))
 
 
 @operation(int32, i32x16)

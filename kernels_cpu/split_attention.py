@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from kernels_cpu.attention import (
-    KV,
-    ROWS,
-    TILE_FLOATS,
-    attend,
-    divide,
-    set_rows,
-    take_in,
-)
+from kernels_cpu.attention import TILE_FLOATS, attend, divide, set_rows, take_in
+from kernels_cpu.kv_blocks import KV
+from kernels_cpu.kv_plain import LANES, ROWS
 from kernels_cpu.simd import load_f32, splat_f32, store_f32
 from kernels_cpu.stack import stack_f32, stack_i64
 from llama3jit.ops.op import AS_WRITTEN, op
 from llama3jit.ops.split_attention import NOTHING
-
-LANES = 16
 
 
 @op(variants=KV, fastmath=AS_WRITTEN, outputs=2)
@@ -26,8 +18,8 @@ def attention_chunks(
     sums: f32[few, heads, chunks, head_dim],
     weights: f32[few, heads, chunks, 2],
     q: f32[T, heads, head_dim],
-    k_cache: kv[n_blocks, kv_heads, head_dim, block_tokens],
-    v_cache: kv[n_blocks, kv_heads, block_tokens, head_dim],
+    k_cache: kv[n_blocks, kv_heads, k_lines, block_tokens],
+    v_cache: kv[n_blocks, kv_heads, v_lines, v_line],
     positions: i32[T],
     seq_of: i32[T],
     block_tables: i32[S, B],
@@ -61,7 +53,7 @@ def attention_chunks(
             sequence = seq_of[row // group]
             attend(
                 tile, largest, totals, queries, firsts, lasts,
-                k_cache, v_cache, block_tables, sequence, g, c,
+                k_cache, v_cache, block_tables, sequence, g, c, head_dim,
             )  # fmt: skip
             for r in range(n):
                 t = (row + r) // group

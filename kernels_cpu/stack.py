@@ -40,5 +40,8 @@ def _stack(element, itemsize):
     return stack
 
 
+stack_u8 = _stack(types.uint8, 1)
+stack_i32 = _stack(types.int32, 4)
 stack_f32 = _stack(types.float32, 4)
 stack_i64 = _stack(types.int64, 8)
+stack_u8 = _stack(types.uint8, 1)

@@ -2,13 +2,28 @@
 
 A row is a run of 64-bit words: the address of the op, the address of its item count, the row's
 bytes, whether a barrier follows, then the op's operands (see llama3jit.compile.entry). Threads
-take items by tickets, a few at a time. The control block is an array of words, one cache line for
-each that is written while others read.
+take items by tickets, a few at a time. kernels_cpu.control says what the control block is.
 """
 
 from numba import njit
 
-from kernels_cpu.memory import WORD, call_count, call_op, load_i64, store_i64
+from kernels_cpu.control import (
+    ARRIVED,
+    CANCEL_AT,
+    CANCELLED,
+    EPOCH,
+    FAILED,
+    GENERATION,
+    N_ROWS,
+    PARKED,
+    ROWS,
+    STOP,
+    THREADS,
+    TICKETS,
+    VERDICT,
+    WORD,
+)
+from kernels_cpu.memory import call_count, call_op, load_i64, store_i64
 from kernels_cpu.sync import (
     atomic_add,
     atomic_load,
@@ -18,32 +33,13 @@ from kernels_cpu.sync import (
     wait_while,
 )
 
-LINE = 64
-
 # Offsets in a row.
 COUNT = 1 * WORD
 ROW_BYTES = 2 * WORD
 BARRIER = 3 * WORD
 
-# Offsets in the control block.
-EPOCH = 0 * LINE
-ROWS = 1 * LINE  # the address of the rows, how many there are, the address of their tickets
-N_ROWS = ROWS + 1 * WORD
-TICKETS = ROWS + 2 * WORD
-THREADS = ROWS + 3 * WORD
-CANCEL_AT = ROWS + 4 * WORD  # the address of a word that is not 0 when the pass is to end
-ARRIVED = 2 * LINE
-GENERATION = 3 * LINE
-FAILED = 4 * LINE
-VERDICT = 5 * LINE
-PARKED = 6 * LINE
-STOP = 7 * LINE
-CONTROL_BYTES = 8 * LINE
-
 # Tickets that a thread draws for a row if the work is even; more let a slow thread fall behind.
 DRAWS = 8
-
-CANCELLED = 2**32  # an op fails with a status of 32 bits
 
 
 @njit
@@ -133,5 +129,4 @@ def stop(control):
     return 0
 
 
-# What the object exports: functions of so many int64 that return an int64.
-EXPORTS = {"run": (run, 5), "serve": (serve, 2), "stop": (stop, 1)}
+EXPORTS = {"run": run, "serve": serve, "stop": stop}

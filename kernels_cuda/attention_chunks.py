@@ -77,7 +77,10 @@ def make(head_dim):
         T,
         n_blocks,
         kv_heads,
+        k_lines,
         block_tokens,
+        v_lines,
+        v_line,
         S,
         B,
     ):

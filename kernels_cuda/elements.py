@@ -102,9 +102,12 @@ def kv_append(
     block_tables,
     n_blocks,
     heads,
-    head_dim,
+    k_lines,
     block_tokens,
+    v_lines,
+    v_line,
     T,
+    head_dim,
     S,
     B,
 ):

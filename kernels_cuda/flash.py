@@ -74,7 +74,10 @@ def make(head_dim):
         head_dim_,
         n_blocks,
         kv_heads,
+        k_lines,
         block_tokens,
+        v_lines,
+        v_line,
         S,
         B,
     ):

@@ -25,10 +25,11 @@ def split(variant):
 def rings_of(op, variant, dims):
     """Bytes before the rings, and of a piece, of a kernel for up to 8 tokens."""
     name, tokens = split(variant)
+    columns = dims["K"] if "K" in dims else dims["width"]  # int8 rows are as wide as they are long
     if op == "matmul":
-        return few.fixed_bytes(-(-dims["K"] // 64) * 64, 0, tokens, 2, 0), 2048
+        return few.fixed_bytes(-(-columns // 64) * 64, 0, tokens, 2, 0), 2048
     step = STEPS[name]
-    blocks = -(-dims["K"] // (32 * step.blocks)) * step.blocks
+    blocks = -(-columns // (32 * step.blocks)) * step.blocks
     arrays = 2 if name in WITH_MINIMA else 1
     return few.fixed_bytes(blocks * 32, blocks, tokens, 1, arrays), step.total_bytes
 

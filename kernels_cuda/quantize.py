@@ -20,7 +20,7 @@ def kernel(op, variant):
 
     i64 = types.int64
 
-    def quantize(xq, xs, xsum, xtotal, x, T, K, blocks, halves):
+    def quantize(xq, xs, xsum, xtotal, x, T, width, blocks, halves, K):
         grid_go()
         grid_wait()
         at = (i64(cuda.blockIdx.x) * THREADS + cuda.threadIdx.x) * 4

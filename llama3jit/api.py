@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
     Parts = Generator[StreamPart, None, None]
 
+IDLE_S = 0.2  # after loading; a program that has a prompt ready has begun with it by then
+
 
 def load(
     path_or_name: str | Path,
@@ -47,9 +49,11 @@ def load(
     device: "auto" (a GPU if there is one to use, else the CPU), "cpu", "cuda", "cuda:1",
     "reference".  n_ctx: tokens of a sequence; None takes what the model and
     the memory allow.  threads: None takes the physical cores that this process may use.
-    precision: "fast" (int8 activations) or "exact" (f32).  chat_template: jinja text, or the name
-    of a built-in template, in place of the file's.  max_sequences: how many calls from several
-    threads run in one batch.  progress: called with (done, total, name) while kernels compile.
+    kv_dtype: of the cache of keys and values, "f16", "f32", "q8_0" (about half the bytes of f16) or
+    "q4_0" (about a quarter, and far less exact).  precision: "fast" (int8 activations) or "exact"
+    (f32).  chat_template: jinja text, or the name of a built-in template, in place of the file's.
+    max_sequences: how many calls from several threads run in one batch.  progress: called with
+    (done, total, name) while kernels compile.
 
     Raises ModelNotFoundError, ModelFormatError, UnsupportedError (an architecture or a tensor type,
     before anything large is read), MemoryLimitError, DeviceError, InvalidArgumentError.
@@ -70,8 +74,7 @@ def load(
             max_sequences=max_sequences,
             progress=progress,
         )
-    # jinja2, which the first chat would wait for; a prompt's pass leaves the interpreter alone.
-    Background(lambda: import_module("llama3jit.text.sandbox")).start()
+    Background(_import_sandbox).start()
     return Llama(engine, tokenizer, metadata, chat_template, time.perf_counter() - began)
 
 
@@ -100,6 +103,12 @@ def _open(path: Path, **options: Any) -> tuple[Engine, Tokenizer, Mapping[str, A
     from llama3jit.engine.engine import Engine
 
     return Engine(runner, on_close=gguf.close), ready, gguf.metadata
+
+
+def _import_sandbox() -> None:
+    """Import jinja2, which the first chat would wait for; later than a prompt that is there now."""
+    time.sleep(IDLE_S)
+    import_module("llama3jit.text.sandbox")
 
 
 def _check_vocabulary(tokens: int, embeddings: int) -> None:

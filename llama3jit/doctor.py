@@ -30,9 +30,9 @@ def _package() -> dict[str, Any]:
 
 
 def _processor() -> dict[str, Any]:
-    from llama3jit.compile.targets import LEVELS, host_features, host_target
+    from llama3jit.compile.targets import LEVELS, host_target, usable_features
 
-    present = host_features()
+    present = usable_features()
     return {
         "machine": f"{platform.system()} {platform.machine()}",
         "model": _model_name(),

@@ -101,6 +101,20 @@ def test_what_cannot_be_loaded_is_named(path, tmp_path):
             llama3jit.load(path, **{name: value})
 
 
+@pytest.mark.parametrize("device", ["cpu", "reference"])
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+def test_a_quantised_cache(tmp_path, path, kv_dtype, device):
+    """Text comes out where head_dim allows, and elsewhere the error says what to use."""
+    tiny = tiny_model(tmp_path / "m.gguf", n_layer=1, head_dim=32, **byte_vocabulary())
+    with llama3jit.load(tiny.path, device=device, n_ctx=128, kv_dtype=kv_dtype) as llm:
+        result = llm.generate("ab", max_tokens=70, seed=1)
+        assert result.completion_tokens > 0
+        logits = llm.logits(llm.tokenize("ab" * 30))
+        assert np.isfinite(logits).all()
+    with pytest.raises(InvalidArgumentError, match=r"head_dim is 16, .*; use f16 or f32"):
+        llama3jit.load(path, device=device, kv_dtype=kv_dtype)
+
+
 @pytest.mark.parametrize("model", [None, b"x", 5, [], object()])
 def test_a_model_that_is_neither_a_name_nor_a_path(model):
     with pytest.raises(InvalidArgumentError, match=r"the model is .*; expected a name or the path"):

@@ -37,7 +37,10 @@ ContextSize = Annotated[
     ),
 ]
 KVDtype = Annotated[
-    str, option("--kv-dtype", help="f16 or f32, of the KV cache. [default: f16]", metavar="TYPE")
+    str,
+    option(
+        "--kv-dtype", help="f16, f32, q8_0 or q4_0, of the KV cache. [default: f16]", metavar="TYPE"
+    ),
 ]
 Precision = Annotated[
     str,

@@ -23,12 +23,11 @@ from llama3jit.compile.cache import unsealed
 from llama3jit.compile.cuda.artifact import MANIFEST, write_images
 from llama3jit.compile.cuda.targets import CudaTarget
 from llama3jit.compile.targets import Target
-from llama3jit.compile.units import Unit, symbols, unit_named
+from llama3jit.compile.units import Unit, exports, symbols, unit_named
 from llama3jit.errors import CompileError
 
 FORMAT = 1
 SHIPPED = Path(__file__).parents[1] / "_kernels"
-N_ARGUMENTS = {"entry": 3, "count": 1, "run": 5, "serve": 2, "stop": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +130,12 @@ def _object(path: Path) -> bytes:
 
 
 def _describe(unit: Unit, target: Target) -> dict[str, Any]:
-    exports = {
-        name: {"symbol": symbol, "arguments": ["int64"] * N_ARGUMENTS[name], "returns": "int64"}
-        for name, symbol in symbols(unit).items()
+    names = symbols(unit)
+    described = {
+        name: {"symbol": names[name], "arguments": ["int64"] * n, "returns": "int64"}
+        for name, n in exports(unit).items()
     }
-    return {"key": sources.source_key(unit, target), "exports": exports}
+    return {"key": sources.source_key(unit, target), "exports": described}
 
 
 def _replace(path: Path, content: bytes) -> None:

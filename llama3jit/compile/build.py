@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
+from llama3jit.compile.sources import source_key
 from llama3jit.compile.targets import AnyTarget
 from llama3jit.compile.units import Unit
 from llama3jit.errors import CompileError
@@ -23,12 +24,13 @@ def build(
     """Compile units into files without their suffixes, in as many processes as help. `why` is told
     to `progress` at the start, in place of a name.
 
-    Raises CompileError with the compiler's own words when one does not compile.
+    Raises CompileError with the compiler's own words when one does not compile, and what
+    `progress` raises.
     """
     units = list(files)
     lanes = min(len(units), _usable_cores(), 8)
-    processes = [_start({u: files[u] for u in units[lane::lanes]}, target) for lane in range(lanes)]
     watch = _Watch(len(units), progress, why)
+    processes = [_start({u: files[u] for u in units[lane::lanes]}, target) for lane in range(lanes)]
     threads = [threading.Thread(target=watch.follow, args=(p,), daemon=True) for p in processes]
     threads += [threading.Thread(target=watch.listen, args=(p,), daemon=True) for p in processes]
     try:
@@ -42,9 +44,11 @@ def build(
         for process in processes:
             process.kill()
             process.wait()
-            for pipe in (process.stdout, process.stderr):
+            for pipe in (process.stdin, process.stdout, process.stderr):
                 if pipe is not None:
                     pipe.close()
+    if watch.error is not None:
+        raise watch.error
     if watch.failed or watch.done < len(units):
         names = ", ".join(watch.failed) or "a builder process died"
         words = "\n".join(watch.complaints).strip()
@@ -58,6 +62,7 @@ class _Watch:
         self.done = 0
         self.failed: list[str] = []
         self.complaints: list[str] = []
+        self.error: BaseException | None = None  # what `progress` raised
         self._total = total
         self._progress = progress
         self._lock = threading.Lock()
@@ -71,10 +76,20 @@ class _Watch:
             with self._lock:
                 if word == "built":
                     self.done += 1
-                    if self._progress:
-                        self._progress(self.done, self._total, name)
+                    self._report(process, name)
                 elif word == "failed":
                     self.failed.append(name)
+
+    def _report(self, process: subprocess.Popen[str], name: str) -> None:
+        if self._progress is None:
+            return
+        try:
+            if self.error is None:
+                self._progress(self.done, self._total, name)
+        except BaseException as error:
+            self.error = error
+        if self.error is not None:
+            process.kill()  # nobody wants the rest
 
     def listen(self, process: subprocess.Popen[str]) -> None:
         assert process.stderr is not None
@@ -91,12 +106,12 @@ def _start(files: dict[Unit, Path], target: AnyTarget) -> subprocess.Popen[str]:
         **target.environment,
         "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
     }
-    jobs = [f"{unit}={path}" for unit, path in files.items()]
+    jobs = [f"{unit}={source_key(unit, target)}={path}" for unit, path in files.items()]
     # -P: the folder that one happens to be in must not lend its modules.
     return subprocess.Popen(
         [sys.executable, "-P", "-m", *target.builder, *jobs],
         env=environment,
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # nothing is written: its end tells the builder that we are gone
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

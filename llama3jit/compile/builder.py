@@ -1,25 +1,28 @@
 """Builds native objects. Run as a process of its own, since numba reads its target from the
 environment once: NUMBA_CPU_NAME and NUMBA_CPU_FEATURES must both be set.
 
-    python -m llama3jit.compile.builder MODULE:OP:VARIANT=FILE ...
+    python -m llama3jit.compile.builder MODULE:OP:VARIANT=KEY=FILE ...
 
-FILE gets the suffix ".so" where there is a linker, else ".o"; a FILE that ends in ".o" already is a
-bare object. Files are written whole and renamed into place; one line on stdout says that one is
-there.
+KEY is `sources.source_key` of the unit: what is built from other sources, because one was edited
+meanwhile, is not stored. FILE gets the suffix ".so" where there is a linker, else ".o"; a FILE that
+ends in ".o" already is a bare object. Files are written whole and renamed into place; one line on
+stdout says that one is there. The process ends when its standard input does, and so with the one
+that started it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 from llama3jit.compile.cache import write_sealed
+from llama3jit.compile.jobs import do_jobs
 from llama3jit.compile.link import link
-from llama3jit.compile.units import Unit, symbols, unit_named
+from llama3jit.compile.targets import Target
+from llama3jit.compile.units import Unit, exports, symbols
 from llama3jit.errors import CompileError
 
 # The C library's, which every process has; nothing of numba's or Python's.
@@ -32,13 +35,15 @@ def exported(unit: Unit) -> dict[str, tuple[Any, int]]:
     from llama3jit.ops.op import Op
 
     module = import_module(unit.module)
-    if not unit.op:
-        return {symbols(unit)[name]: pair for name, pair in module.EXPORTS.items()}
-    op = getattr(module, unit.op)
-    assert isinstance(op, Op)
-    entry, count = compiled_entry(op, unit.variant)
+    if unit.op:
+        op = getattr(module, unit.op)
+        assert isinstance(op, Op)
+        entry, count = compiled_entry(op, unit.variant)
+        functions = {"entry": entry, "count": count}
+    else:
+        functions = module.EXPORTS
     names = symbols(unit)
-    return {names["entry"]: (entry, 3), names["count"]: (count, 1)}
+    return {names[name]: (functions[name], n) for name, n in exports(unit).items()}
 
 
 def build(unit: Unit) -> bytes:
@@ -63,6 +68,7 @@ def build(unit: Unit) -> bytes:
     target.refresh()
     context = target.with_aot_codegen("llama3jit", cpu_name=cpu)
     context._internal_codegen = Codegen("llama3jit", cpu)
+    context.add_dynamic_addr = _no_address
     with global_compiler_lock:
         library = context.codegen().create_library("llama3jit")
         names = exported(unit)
@@ -87,11 +93,26 @@ def build(unit: Unit) -> bytes:
         for function in library.get_defined_functions():
             if function.name not in names:
                 function.linkage = "internal"
+        # numba keeps a word beside each function, for a Python environment that nothing sets.
+        for variable in library._final_module.global_variables:
+            if not variable.is_declaration:
+                variable.linkage = "internal"
         strangers = sorted(_called(library) - ALLOWED)
         if strangers:
             raise CompileError(f"it calls {', '.join(strangers)}, which will not be there to call")
         emitted: bytes = library.emit_native_object()
     return emitted
+
+
+def _no_address(builder: Any, address: int, info: str | None = None) -> Any:
+    """In place of the address of an object in this process: null for a function that is passed to
+    another, which the callee has known since it was typed and never looks at."""
+    from llvmlite import ir
+    from numba.core.registry import CPUDispatcher
+
+    if info != CPUDispatcher.__name__:
+        raise CompileError(f"it needs the address of a {info}, which will not be there")
+    return ir.Constant(ir.IntType(8).as_pointer(), None)
 
 
 def _called(library: Any) -> set[str]:
@@ -124,21 +145,8 @@ def _c_function(
 
 def main(arguments: list[str]) -> int:
     """Build what is asked for; the exit status says how many units failed."""
-    failures = 0
-    for argument in arguments:
-        name, _, path = argument.partition("=")
-        try:
-            store(path, build(unit_named(name)))
-        except Exception as error:
-            if isinstance(error, (OSError, CompileError)):
-                print(error, file=sys.stderr)  # the message says all
-            else:
-                traceback.print_exc()
-            print(f"failed {name}", flush=True)
-            failures += 1
-            continue
-        print(f"built {name}", flush=True)
-    return failures
+    cpu, features = os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"]
+    return do_jobs(arguments, Target("", cpu, (), (features,)), build, store)
 
 
 def store(path: str, code: bytes) -> None:

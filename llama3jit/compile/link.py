@@ -20,14 +20,20 @@ def linker() -> str | None:
     return None
 
 
+def need_linker() -> str:
+    """The same, or CompileError if there is none."""
+    command = linker()
+    if command is None:
+        raise CompileError("there is no C compiler to link with (looked for $CC, cc, gcc, clang)")
+    return command
+
+
 def link(objects: Sequence[bytes]) -> bytes:
     """A shared library of these objects, which may call the C library alone.
 
     Raises CompileError with the linker's own words.
     """
-    command = linker()
-    if command is None:
-        raise CompileError("there is no C compiler to link with (looked for $CC, cc, gcc, clang)")
+    command = need_linker()
     with tempfile.TemporaryDirectory(prefix="llama3jit-link-") as name:
         folder = Path(name)
         paths = [folder / f"{i}.o" for i in range(len(objects))]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 
+from kernels_cpu import control
 from llama3jit.compile.loading import Addresses
-from llama3jit.compile.units import Unit
+from llama3jit.compile.units import Unit, exports
 from llama3jit.errors import CompileError
 
 PROBE = Unit("llama3jit.ops.add", "add")
@@ -32,12 +33,13 @@ def check(addresses: Addresses, walker: Unit) -> None:
         ctypes.addressof(dims),
         ctypes.addressof(dims) + 8,
     )
-    control = (ctypes.c_int64 * 72)()
-    control[11] = 1  # threads
+    block = (ctypes.c_int64 * ((control.CONTROL_BYTES + control.LINE) // control.WORD))()
+    block[control.THREADS // control.WORD] = 1
     words = (ctypes.c_int64 * 2)()
-    run = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * 5)(addresses[walker]["run"])
+    kind = ctypes.CFUNCTYPE(ctypes.c_int64, *[ctypes.c_int64] * exports(walker)["run"])
+    run = kind(addresses[walker]["run"])
     status = run(
-        ctypes.addressof(control),
+        ctypes.addressof(block),
         ctypes.addressof(row),
         1,
         ctypes.addressof(words),

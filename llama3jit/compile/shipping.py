@@ -11,6 +11,7 @@ from llama3jit.compile.artifact import write_artifact
 from llama3jit.compile.build import Progress, build
 from llama3jit.compile.cuda.targets import TARGETS, CudaTarget
 from llama3jit.compile.cuda.units import every_unit as cuda_units
+from llama3jit.compile.link import need_linker
 from llama3jit.compile.targets import LEVELS, AnyTarget, Target, host_target, native_target
 from llama3jit.compile.units import Unit, every_unit
 from llama3jit.errors import InvalidArgumentError
@@ -56,7 +57,17 @@ def fill_cache(target: AnyTarget, progress: Progress | None = None) -> Path:
 def build_artifact(
     folder: Path, targets: Sequence[AnyTarget], progress: Progress | None = None
 ) -> Path:
-    """Compile every unit for each target and write the folder; returns the manifest's path."""
+    """Compile every unit for each target and write the folder; returns the manifest's path.
+
+    Raises CompileError where a processor's code needs a linker and there is none, and
+    InvalidArgumentError if the folder cannot be made, before anything is compiled.
+    """
+    if any(isinstance(target, Target) for target in targets):
+        need_linker()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidArgumentError(f"{folder} cannot be made a folder: {error.strerror}") from None
     units = {target: units_for(target) for target in targets}
     total, before = sum(map(len, units.values())), 0
     processors: dict[Target, dict[Unit, Path]] = {}

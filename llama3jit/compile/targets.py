@@ -14,6 +14,8 @@ V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
 # LLVM's names where they are not the Linux kernel's.
 KERNEL_NAMES = {
+    "amx-int8": "amx_int8",
+    "amx-tile": "amx_tile",
     "avx512vnni": "avx512_vnni",
     "avxvnni": "avx_vnni",
     "bmi": "bmi1",
@@ -64,6 +66,12 @@ AnyTarget = Target | CudaTarget
 
 # Best first. A level with "prefer-256-bit" in its tuning would leave half of each register idle.
 LEVELS = (
+    Target(
+        "x86-64-v4-amx",
+        "x86-64-v4",
+        (*V4, "avx512vnni", "amx-tile", "amx-int8"),
+        ("-prefer-256-bit",),
+    ),
     Target("x86-64-v4-vnni", "x86-64-v4", (*V4, "avx512vnni"), ("-prefer-256-bit",)),
     Target("x86-64-v3-vnni", "x86-64-v3", (*V3, "avxvnni")),
     Target("x86-64-v3", "x86-64-v3", V3),
@@ -78,7 +86,17 @@ def is_x86() -> bool:
 @cache
 def host_target() -> Target:
     """The best level that this host has, else the host as LLVM sees it."""
-    return best_level(host_features()) or native_target()
+    return best_level(usable_features()) or native_target()
+
+
+def usable_features() -> frozenset[str]:
+    """Features of this processor, without tile registers where they do not work."""
+    from llama3jit.compile import tiles
+
+    present = host_features()
+    if present >= tiles.FEATURES and not tiles.usable():
+        present -= tiles.FEATURES
+    return present
 
 
 def best_level(present: frozenset[str]) -> Target | None:
@@ -127,4 +145,6 @@ def native_target() -> Target:
 
     cpu = llvm.get_host_cpu_name()
     name = f"native-{platform.machine().lower()}-{cpu}"
-    return Target(name, cpu, tuple(sorted(_llvm_features())))
+    # Tile registers are there for those who ask (llama3jit.compile.tiles), and nobody did.
+    present = sorted(name for name in _llvm_features() if not name.startswith("amx"))
+    return Target(name, cpu, tuple(present))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kernels_cpu import TUNED
+from kernels_cpu import TUNED, control
 from llama3jit import ops
 
 
@@ -32,13 +32,18 @@ def unit_named(name: str) -> Unit:
 
 
 WALKER = Unit("kernels_cpu.walker")
-WALKER_EXPORTS = ("run", "serve", "stop")
+OP_EXPORTS = {"entry": 3, "count": 1}
+
+
+def exports(unit: Unit) -> dict[str, int]:
+    """The functions of a unit, by the names that the loader uses: how many int64 each takes. All
+    return an int64."""
+    return OP_EXPORTS if unit.op else control.EXPORTS
 
 
 def symbols(unit: Unit) -> dict[str, str]:
-    """The C symbols of a unit by the names that the loader uses."""
-    names = ("entry", "count") if unit.op else WALKER_EXPORTS
-    return {name: f"l3j_{unit.stem}_{name}" for name in names}
+    """The C symbols of a unit's functions, by the same names."""
+    return {name: f"l3j_{unit.stem}_{name}" for name in exports(unit)}
 
 
 # Ops that a CPU runs only where they have a tuned kernel.

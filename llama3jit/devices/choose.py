@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from llama3jit.model.config import ModelConfig
 
 DEVICES = ("auto", "cpu", "cuda", "reference")
-KV_DTYPES = ("f16", "f32")
+KV_DTYPES = ("f16", "f32", "q8_0", "q4_0")
 PRECISIONS = ("fast", "exact")
 
 DEFAULT_N_CTX = 8192  # or what the model was made for, if that is less
@@ -45,9 +45,10 @@ def open_runner(
 
     `n_ctx` is the tokens of one sequence; all sequences share a cache of that many tokens. By
     default it is the model's own context, at most 8192. `max_sequences` and `max_tokens` bound one
-    batch; by default `max_tokens` is 512, on a GPU 2048. `precision` "exact" keeps activations in
-    float32; "fast" rounds them to int8 or halves for quantised weights. `meanwhile` is called once,
-    when the interpreter is about to be idle.
+    batch; by default `max_tokens` is 512, on a GPU 2048. `kv_dtype`, one of KV_DTYPES, is the type
+    of the cache; q8_0 and q4_0 need a head_dim that is a multiple of 32. `precision` "exact" keeps
+    activations in float32; "fast" rounds them to int8 or halves for quantised weights. `meanwhile`
+    is called once, when the interpreter is about to be idle.
 
     Raises InvalidArgumentError for a choice that there is not, DeviceError for a device that is not
     there, MemoryLimitError before anything is read if the model will not fit, and what `build_plan`
@@ -187,7 +188,8 @@ def check_memory(needed: dict[str, int], limits: Limits) -> None:
         raise MemoryLimitError(
             f"the model needs {total / 2**20:.0f} MiB of memory ({parts}, and "
             f"{OVERHEAD_BYTES / 2**20:.0f} MiB for the program) and {available / 2**20:.0f} MiB "
-            f"are available; use a smaller n_ctx than {limits.n_ctx} or a smaller quantisation"
+            f"are available; use a smaller n_ctx than {limits.n_ctx}, a kv_dtype of fewer bytes "
+            f"(q8_0, q4_0) or a smaller quantisation"
         )
 
 

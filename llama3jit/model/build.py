@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from llama3jit.errors import ModelFormatError, UnsupportedError
+from llama3jit.errors import InvalidArgumentError, ModelFormatError, UnsupportedError
 from llama3jit.model.config import ModelConfig
 from llama3jit.model.plan import BATCH_ARRAYS, BLOCK_TOKENS, Operand, Plan, Row, Shape
 from llama3jit.model.rope_frequencies import inverse_frequencies
 from llama3jit.ops.dequantise import FORMATS
+from llama3jit.ops.kv_dtypes import GROUP, KV_DTYPES, QUANT_BYTES, shapes_of
 
 # Tensors that some files carry and no plan needs: old tables of rotary frequencies.
 IGNORED = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -20,7 +21,8 @@ def build_plan(config: ModelConfig, tensors: Mapping[str, Any], kv_dtype: str = 
     """The plan of a model; `tensors` maps names to `.shape` (fastest first) and `.format`.
 
     Raises ModelFormatError for a tensor that is missing or has another shape than the metadata
-    says, UnsupportedError for a tensor type without a kernel or a tensor that no op would use.
+    says, UnsupportedError for a tensor type without a kernel or a tensor that no op would use,
+    InvalidArgumentError for a `kv_dtype` that the model's head_dim does not allow.
     """
     builder = _Builder(config, tensors, kv_dtype)
     builder.build()
@@ -133,11 +135,7 @@ class _Builder:
         k = self.buffer("k", "T", c.n_head_kv, c.head_dim)
         v = self.buffer("v", "T", c.n_head_kv, c.head_dim)
         attended = self.buffer("attended", "T", c.n_head, c.head_dim)
-        cache = {"f16": "u16", "f32": "f32"}[self.kv_dtype]
-        keys = (c.n_head_kv, c.head_dim, BLOCK_TOKENS)
-        values = (c.n_head_kv, BLOCK_TOKENS, c.head_dim)
-        k_cache = self.buffer(f"{block}.k_cache", "n_blocks", *keys, kind="cache", dtype=cache)
-        v_cache = self.buffer(f"{block}.v_cache", "n_blocks", *values, kind="cache", dtype=cache)
+        k_cache, v_cache = self.caches(block)
         self.norm("h", "x", f"{block}.attn_norm.weight", "T")
         self.matmul(q, f"{block}.attn_q", "h", c.n_embd, c.n_head * c.head_dim)
         self.matmul(k, f"{block}.attn_k", "h", c.n_embd, c.n_head_kv * c.head_dim)
@@ -146,6 +144,10 @@ class _Builder:
         self.row("rope", x=k, turns="turns")
         where = {"positions": "positions", "seq_of": "seq_of", "block_tables": "block_tables"}
         caches = {"k_cache": k_cache, "v_cache": v_cache}
+        turned = self.kv_dtype in QUANT_BYTES
+        if turned:
+            for x in (q, k, v):
+                self.row("hadamard", x=x)
         self.row("kv_append", self.kv_dtype, **caches, k=k, v=v, **where)
         self.row(
             "attention",
@@ -157,6 +159,25 @@ class _Builder:
             scale=c.attention_scale,
             window=c.sliding_window,
         )
+        if turned:
+            self.row("hadamard", x=attended)
+
+    def caches(self, block: str) -> list[str]:
+        """The caches of keys and of values of a layer."""
+        c = self.config
+        if self.kv_dtype in QUANT_BYTES and c.head_dim % GROUP:
+            raise InvalidArgumentError(
+                f"kv_dtype {self.kv_dtype} has a scale for each {GROUP} components of a head, and "
+                f"head_dim is {c.head_dim}, no multiple of that; use f16 or f32"
+            )
+        shapes = shapes_of(self.kv_dtype, c.head_dim, BLOCK_TOKENS)
+        dtype = str(KV_DTYPES[self.kv_dtype]["kv"])
+        return [
+            self.buffer(
+                f"{block}.{name}", "n_blocks", c.n_head_kv, *shape, kind="cache", dtype=dtype
+            )
+            for name, shape in zip(("k_cache", "v_cache"), shapes, strict=True)
+        ]
 
     def keep_rows_with_logits(self) -> None:
         c = self.config

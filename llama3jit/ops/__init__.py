@@ -23,6 +23,7 @@ MODULES = {
     "attention_chunks": "split_attention",
     "attention_merge": "split_attention",
     "embed": "embed",
+    "hadamard": "hadamard",
     "kv_append": "kv_append",
     "matmul": "matmul",
     "matmul_int8": "matmul",

@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
-from llama3jit.ops.bits import KV_DTYPES
-from llama3jit.ops.kv_append import from_cache
+from llama3jit.ops.kv_arrays import taken
+from llama3jit.ops.kv_dtypes import KV_DTYPES
 from llama3jit.ops.op import op
 
 
@@ -15,14 +15,15 @@ from llama3jit.ops.op import op
 def attention(
     out: f32[T, heads, head_dim],
     q: f32[T, heads, head_dim],
-    k_cache: kv[n_blocks, kv_heads, head_dim, block_tokens],
-    v_cache: kv[n_blocks, kv_heads, block_tokens, head_dim],
+    k_cache: kv[n_blocks, kv_heads, k_lines, block_tokens],
+    v_cache: kv[n_blocks, kv_heads, v_lines, v_line],
     positions: i32[T],
     seq_of: i32[T],
     block_tables: i32[S, B],
     scale: f32,
     window: i64,
-    read: function,
+    read_key: function,
+    read_value: function,
     items: T * heads,
 ):
     """out[t, h] = softmax(q[t, h] . k[j, g] * scale) . v[j, g] over the tokens j of the sequence
@@ -34,7 +35,7 @@ def attention(
     """
     heads = q.shape[1]
     group = heads // k_cache.shape[1]
-    block_tokens = v_cache.shape[2]
+    block_tokens = k_cache.shape[3]
     for item in items:
         t = item // heads
         h = item % heads
@@ -52,7 +53,7 @@ def attention(
             at = j % block_tokens
             score = np.float32(0.0)
             for d in range(q.shape[2]):
-                score += q[t, h, d] * read(k_cache[block, g, d, at])
+                score += q[t, h, d] * read_key(k_cache, block, g, at, d)
             score *= scale
             if score > largest:
                 shrink = np.float32(math.exp(largest - score))
@@ -63,7 +64,7 @@ def attention(
             weight = np.float32(math.exp(score - largest))
             total += weight
             for d in range(q.shape[2]):
-                out[t, h, d] += weight * read(v_cache[block, g, at, d])
+                out[t, h, d] += weight * read_value(v_cache, block, g, at, d)
         for d in range(q.shape[2]):
             out[t, h, d] /= total
 
@@ -72,16 +73,15 @@ def attention(
 def attention_reference(
     out, q, k_cache, v_cache, positions, seq_of, block_tables, scale, window, variant
 ):
-    block_tokens = v_cache.shape[2]
+    block_tokens = k_cache.shape[3]
     group = q.shape[1] // k_cache.shape[1]
-    for t, last in enumerate(positions):
-        if seq_of[t] < 0:
-            continue
-        tokens = np.arange(max(0, last - window + 1) if window else 0, last + 1)
-        blocks = block_tables[seq_of[t], tokens // block_tokens]
-        k = from_cache(k_cache[blocks, :, :, tokens % block_tokens])  # [tokens, kv_heads, head_dim]
-        v = from_cache(v_cache[blocks, :, tokens % block_tokens, :])
+    for s in np.unique(seq_of[seq_of >= 0]):
+        rows = np.flatnonzero(seq_of == s)
+        blocks = block_tables[s, : positions[rows].max() // block_tokens + 1]
+        k, v = taken(k_cache, v_cache, blocks, variant)
         k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
-        scores = np.einsum("hd,jhd->hj", q[t].astype(np.float64), k) * scale
-        weights = np.exp(scores - scores.max(axis=1, keepdims=True))
-        out[t] = np.einsum("hj,jhd->hd", weights / weights.sum(axis=1, keepdims=True), v)
+        for t in rows:
+            seen = slice(max(0, positions[t] - window + 1) if window else 0, positions[t] + 1)
+            scores = np.einsum("hd,jhd->hj", q[t].astype(np.float64), k[seen]) * scale
+            weights = np.exp(scores - scores.max(axis=1, keepdims=True))
+            out[t] = np.einsum("hj,jhd->hd", weights / weights.sum(axis=1, keepdims=True), v[seen])

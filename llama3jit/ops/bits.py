@@ -37,15 +37,3 @@ bits_to_float = Faced(
 
 # rint(float32) -> float32: the nearest whole number, halves to even.
 rint = Faced(np.rint, "kernels_cpu.bits:rint", "kernels_cuda.bits:rint")
-
-
-def float_to_float(x):
-    """float32 as it is: the reading and writing of an f32 cache."""
-    return x
-
-
-# How an op reads and writes a KV cache of each type; `kv` is the dtype it has in memory.
-KV_DTYPES = {
-    "f16": {"kv": "u16", "read": half_to_float, "write": float_to_half},
-    "f32": {"kv": "f32", "read": float_to_float, "write": float_to_float},
-}

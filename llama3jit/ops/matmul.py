@@ -30,23 +30,24 @@ def matmul_reference(out, weight, x, variant):
 def matmul_int8(
     out: f32[T, N],
     weight: u8[rows, row_bytes],
-    xq: i8[T, K],
+    xq: i8[T, width],
     xs: f32[T, blocks],
     xsum: i32[T, halves],
     xtotal: f32[T, blocks],
     dequantise: function,
     items: N,
 ):
-    """out[t, n] = sum over k of weight[n, k] * xq[t, k] * xs[t, k // 32]; see `quantize`."""
+    """out[t, n] = sum over k < 32 blocks of weight[n, k] * xq[t, k] * xs[t, k // 32]; see
+    `quantize`."""
     for n in items:
         for t in range(xq.shape[0]):
             total = np.float32(0.0)
-            for k in range(xq.shape[1]):
+            for k in range(32 * xs.shape[1]):
                 total += dequantise(weight, n, k) * (np.float32(xq[t, k]) * xs[t, k // 32])
             out[t, n] = total
 
 
 @matmul_int8.reference
 def matmul_int8_reference(out, weight, xq, xs, xsum, xtotal, variant):
-    x = xq.astype(np.float64) * np.repeat(xs, 32, axis=1)[:, : xq.shape[1]]
+    x = xq[:, : 32 * xs.shape[1]].astype(np.float64) * np.repeat(xs, 32, axis=1)
     out[:] = x @ rows(weight, variant).astype(np.float64).T

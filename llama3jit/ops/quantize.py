@@ -13,7 +13,7 @@ INFINITY = np.float32(np.inf)
 
 @op(fastmath=AS_WRITTEN, outputs=4)
 def quantize(
-    xq: i8[T, K],
+    xq: i8[T, width],
     xs: f32[T, blocks],
     xsum: i32[T, halves],
     xtotal: f32[T, blocks],
@@ -24,7 +24,7 @@ def quantize(
     each half of the block, xtotal = xs * sum of xq.
 
     Halves round to even. A block of zeros has the scale 0, one with a NaN the scale NaN. Where the
-    scale has no inverse, xq is 0. K is a multiple of 32.
+    scale has no inverse, xq is 0. K is a multiple of 32, and xq may be wider.
     """
     blocks = xs.shape[1]
     for i in items:
@@ -59,6 +59,6 @@ def quantize_reference(xq, xs, xsum, xtotal, x):
     np.divide(np.float32(1.0), xs, out=inverse, where=(xs >= SMALLEST) & (xs < INFINITY))
     inverse = inverse[:, :, None]
     quantised = np.rint(np.where(inverse > 0, blocks, 0) * inverse).astype(np.int32)
-    xq[:] = quantised.reshape(xq.shape)
+    xq[:, : x.shape[1]] = quantised.reshape(x.shape)
     xsum[:] = quantised.reshape(*xsum.shape, 16).sum(axis=2)
     xtotal[:] = xs * quantised.sum(axis=2)

@@ -12,8 +12,8 @@ import math
 
 import numpy as np
 
-from llama3jit.ops.bits import KV_DTYPES
-from llama3jit.ops.kv_append import from_cache
+from llama3jit.ops.kv_arrays import taken
+from llama3jit.ops.kv_dtypes import KV_DTYPES
 from llama3jit.ops.op import op
 
 CHUNK = 512  # tokens
@@ -26,14 +26,15 @@ def attention_chunks(
     sums: f32[few, heads, chunks, head_dim],
     weights: f32[few, heads, chunks, 2],
     q: f32[T, heads, head_dim],
-    k_cache: kv[n_blocks, kv_heads, head_dim, block_tokens],
-    v_cache: kv[n_blocks, kv_heads, block_tokens, head_dim],
+    k_cache: kv[n_blocks, kv_heads, k_lines, block_tokens],
+    v_cache: kv[n_blocks, kv_heads, v_lines, v_line],
     positions: i32[T],
     seq_of: i32[T],
     block_tables: i32[S, B],
     scale: f32,
     window: i64,
-    read: function,
+    read_key: function,
+    read_value: function,
     items: T * heads * chunks,
 ):
     """Of every chunk the largest score and the sum of exp(score - largest), in `weights`, and the
@@ -41,7 +42,7 @@ def attention_chunks(
     heads = q.shape[1]
     chunks = sums.shape[2]
     group = heads // k_cache.shape[1]
-    block_tokens = v_cache.shape[2]
+    block_tokens = k_cache.shape[3]
     for item in items:
         c = item % chunks
         h = item // chunks % heads
@@ -58,7 +59,7 @@ def attention_chunks(
             at = j % block_tokens
             score = np.float32(0.0)
             for d in range(q.shape[2]):
-                score += q[t, h, d] * read(k_cache[block, g, d, at])
+                score += q[t, h, d] * read_key(k_cache, block, g, at, d)
             score *= scale
             if score > largest:
                 shrink = np.float32(math.exp(largest - score))
@@ -69,7 +70,7 @@ def attention_chunks(
             weight = np.float32(math.exp(score - largest))
             total += weight
             for d in range(q.shape[2]):
-                sums[t, h, c, d] += weight * read(v_cache[block, g, at, d])
+                sums[t, h, c, d] += weight * read_value(v_cache, block, g, at, d)
         weights[t, h, c, 0] = largest
         weights[t, h, c, 1] = total
 
@@ -78,19 +79,19 @@ def attention_chunks(
 def attention_chunks_reference(
     sums, weights, q, k_cache, v_cache, positions, seq_of, block_tables, scale, window, variant
 ):
-    block_tokens = v_cache.shape[2]
+    block_tokens = k_cache.shape[3]
     group = q.shape[1] // k_cache.shape[1]
     for t, last in enumerate(positions):
+        blocks = block_tables[seq_of[t], : last // block_tokens + 1]
+        k_all, v_all = taken(k_cache, v_cache, blocks, variant)
         for c in range(sums.shape[2]):
             first = max(c * CHUNK, last - window + 1 if window else 0)
             tokens = np.arange(first, min(last + 1, (c + 1) * CHUNK))
             if tokens.size == 0:
                 sums[t, :, c], weights[t, :, c, 0], weights[t, :, c, 1] = 0, NOTHING, 0
                 continue
-            blocks = block_tables[seq_of[t], tokens // block_tokens]
-            k = from_cache(k_cache[blocks, :, :, tokens % block_tokens])
-            v = from_cache(v_cache[blocks, :, tokens % block_tokens, :])
-            k, v = np.repeat(k, group, axis=1), np.repeat(v, group, axis=1)
+            k = np.repeat(k_all[tokens], group, axis=1)
+            v = np.repeat(v_all[tokens], group, axis=1)
             scores = np.einsum("hd,jhd->hj", q[t].astype(np.float64), k) * scale
             largest = scores.max(axis=1)
             shares = np.exp(scores - largest[:, None])

@@ -1,16 +1,22 @@
-"""Byte-level BPE (GPT-2, Llama 3, Qwen2, SmolLM2): the merging is done by `tokenizers`."""
+"""Byte-level BPE (GPT-2, Llama 3, Qwen2, SmolLM2): the merging is done by `tokenizers`, but for
+the first short texts (see short_texts.py)."""
 
 from __future__ import annotations
 
+from functools import cached_property
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from llama3jit.errors import ModelFormatError
-from llama3jit.text.pretokenizers import build_pretokenizer, find_pretokenizer
+from llama3jit.files.gguf_strings import Strings
+from llama3jit.text.pretokenizers import Pretokenizer, build_pretokenizer, find_pretokenizer
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from tokenizers import Tokenizer as Backend
 
+    from llama3jit.text.short_texts import ShortTexts
     from llama3jit.text.vocabulary import Vocabulary
 
 
@@ -30,14 +36,29 @@ class ByteLevelModel:
     """Plain text to ids and a token's bytes, special tokens aside."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
         self._tokens = vocabulary.tokens
-        self._ids = _plain_ids(self._tokens, vocabulary.special_ids)
-        self._backend = _build_backend(vocabulary, self._ids)
+        self._kind = find_pretokenizer(vocabulary.pre, vocabulary.is_llama3)
+        self._short = _short_texts(vocabulary, self._kind)
+        if self._short is None:
+            self._backend  # noqa: B018  (what is wrong with the merges is said now)
 
     def encode(self, text: str, after_special: bool = False) -> list[int]:
         """Ids of `text`, which holds no lone surrogates."""
-        ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
+        short = self._short  # other threads may let go of it
+        ids = short.encode(text) if short else None
+        if ids is None:
+            ids = self._backend.encode(text, add_special_tokens=False).ids
+            self._short = None  # now that there is the faster one
         return ids
+
+    @cached_property
+    def _backend(self) -> Backend:
+        return _build_backend(self._vocabulary, self._ids, self._kind)
+
+    @cached_property
+    def _ids(self) -> dict[str, int]:
+        return _plain_ids(self._tokens, self._vocabulary.special_ids)
 
     def encode_byte(self, byte: int) -> list[int]:
         """The id of one byte that is no part of valid UTF-8; those of U+FFFD if it has none: the
@@ -53,8 +74,21 @@ class ByteLevelModel:
             return self._tokens[index].encode("utf-8", "replace")
 
 
-def _plain_ids(tokens: list[str], special_ids: frozenset[int]) -> dict[str, int]:
+def _short_texts(vocabulary: Vocabulary, kind: Pretokenizer) -> ShortTexts | None:
+    """What encodes short texts without the backend; None where only the backend will do, as for
+    merges that it has to complain of."""
+    tokens, merges = vocabulary.tokens, vocabulary.merges
+    if not (isinstance(tokens, Strings) and isinstance(merges, Strings)):
+        return None
+    from llama3jit.text.short_texts import ShortTexts
+
+    short = ShortTexts(tokens, merges, vocabulary.special_ids, kind, CHARACTER_OF_BYTE)
+    return short if short.sound else None
+
+
+def _plain_ids(tokens: Sequence[str], special_ids: frozenset[int]) -> dict[str, int]:
     """Token -> id of all but the special tokens; of equal tokens the lowest id."""
+    tokens = list(tokens)
     ids = dict(zip(tokens, range(len(tokens)), strict=True))
     if len(ids) == len(tokens):
         for index in special_ids:
@@ -63,11 +97,10 @@ def _plain_ids(tokens: list[str], special_ids: frozenset[int]) -> dict[str, int]
     return {tokens[i]: i for i in reversed(range(len(tokens))) if i not in special_ids}
 
 
-def _build_backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Backend:
+def _build_backend(vocabulary: Vocabulary, ids: dict[str, int], kind: Pretokenizer) -> Backend:
     from tokenizers import Tokenizer as Backend
     from tokenizers import models
 
-    kind = find_pretokenizer(vocabulary.pre, vocabulary.is_llama3)
     pairs = _pairs(vocabulary.merges) or _checked_merges(vocabulary, ids)
     try:
         # A merge into what is no token does not raise in `tokenizers`: it panics.
@@ -85,8 +118,9 @@ def _build_backend(vocabulary: Vocabulary, ids: dict[str, int]) -> Backend:
     return backend
 
 
-def _pairs(merges: list[str]) -> list[Any]:
+def _pairs(merges: Sequence[str]) -> list[Any]:
     """The two tokens of each merge, without a loop of Python's; nothing if one is malformed."""
+    merges = list(merges)
     if set(map(methodcaller("count", " "), merges)) != {1}:
         return []
     parts = "\n".join(merges).replace(" ", "\n").split("\n")

@@ -29,16 +29,17 @@ class SentencePieceModel:
     """Plain text to ids and a token's bytes, special tokens aside."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
-        self._tokens = tokens = vocabulary.tokens
+        self._tokens = tokens = list(vocabulary.tokens)
         self._unk_id = vocabulary.unk_id
         self._space_prefix = vocabulary.add_space_prefix
         self._byte_of_id = _byte_tokens(vocabulary)
         self._id_of_byte = {byte: index for index, byte in self._byte_of_id.items()}
         closed = vocabulary.special_ids | self._byte_of_id.keys()
         self._ids = {tokens[i]: i for i in range(len(tokens))[::-1] if i not in closed}
-        levels = sorted({vocabulary.scores[i] for i in self._ids.values()}, reverse=True)
+        scores = list(map(float, vocabulary.scores))
+        levels = sorted({scores[i] for i in self._ids.values()}, reverse=True)
         rank_of_score = {score: rank for rank, score in enumerate(levels)}
-        self._ranks = {t: rank_of_score[vocabulary.scores[i]] for t, i in self._ids.items()}
+        self._ranks = {t: rank_of_score[scores[i]] for t, i in self._ids.items()}
         # Where no token goes on past a word's end, words can be merged on their own, and kept.
         self._words_part = not re.search(f"[^{SPACE}\n]{SPACE}", "\n".join(self._ids))
         self._cached = lru_cache(maxsize=16384)(self._merge)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from llama3jit.errors import ModelFormatError, UnsupportedError
+from llama3jit.files.gguf_values import Metadata
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -56,10 +57,10 @@ class Vocabulary:
     model: str
     pre: str | None
     is_llama3: bool
-    tokens: list[str]
+    tokens: Sequence[str]
     types: Sequence[int]
     scores: Sequence[float]
-    merges: list[str]
+    merges: Sequence[str]
     bos_id: int | None
     eos_id: int | None
     unk_id: int | None
@@ -87,14 +88,15 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
             "(SentencePiece)"
         )
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
-    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [NORMAL] * len(tokens)
+    types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens))
+    types = [NORMAL] * len(tokens) if types is None else types
     is_llama = model == "llama"
     scores = _numbers(metadata, "tokenizer.ggml.scores", len(tokens)) if is_llama else []
-    if is_llama and not scores:
+    if scores is None:
         raise ModelFormatError("tokenizer.ggml.scores is missing; a 'llama' vocabulary needs it")
 
-    user_defined = {i for i, kind in enumerate(types) if kind == USER_DEFINED}
-    special = {i for i, kind in enumerate(types) if kind in (CONTROL, UNKNOWN)}
+    user_defined = _of_kind(types, USER_DEFINED)
+    special = _of_kind(types, CONTROL, UNKNOWN)
     posing = {i for i in user_defined if CONTROL_LOOKING.fullmatch(tokens[i])}
     posing |= {i for i in user_defined if tokens[i] in END_TOKENS}
     special |= posing
@@ -138,7 +140,16 @@ def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
     )
 
 
-def _looks_like_llama3(tokens: list[str], by_text: Mapping[str, int]) -> bool:
+def _of_kind(types: Sequence[int], *kinds: int) -> set[int]:
+    """The ids of these types."""
+    if isinstance(types, list):
+        return {i for i, kind in enumerate(types) if kind in kinds}
+    import numpy as np
+
+    return set(np.flatnonzero(np.isin(types, kinds)).tolist())
+
+
+def _looks_like_llama3(tokens: Sequence[str], by_text: Mapping[str, int]) -> bool:
     return len(tokens) == LLAMA3_VOCABULARY or "<|begin_of_text|>" in by_text
 
 
@@ -149,7 +160,12 @@ def _text(metadata: Mapping[str, Any], key: str) -> str | None:
     return value
 
 
-def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
+def _strings(metadata: Mapping[str, Any], key: str) -> Sequence[str]:
+    """An array of strings; of a file's own metadata, strings that are decoded when used."""
+    if isinstance(metadata, Metadata) and key in metadata:
+        kind, count = metadata.array_info(key) or ("", 0)
+        if kind == "str" and count:
+            return metadata.strings(key)
     values = metadata.get(key)
     if values is None:
         raise ModelFormatError(f"{key} is missing; this vocabulary cannot work without it")
@@ -162,21 +178,25 @@ def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     return values
 
 
-def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> list[Any]:
+def _numbers(metadata: Mapping[str, Any], key: str, count: int) -> Sequence[Any] | None:
+    """One number for each token, a list or a NumPy array; None where there are none."""
     values = metadata.get(key)
     if values is None:
-        return []
-    values = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(values, list | tuple) or not set(map(type, values)) <= {int, float}:
+        return None
+    if hasattr(values, "dtype"):
+        numbers = values.ndim == 1 and values.dtype.kind in "iuf"
+    else:
+        numbers = isinstance(values, list | tuple) and set(map(type, values)) <= {int, float}
+    if not numbers:
         raise ModelFormatError(f"{key} is {values!r:.60}; expected an array of numbers")
     if len(values) != count:
         raise ModelFormatError(
             f"{key} has {len(values)} entries; tokenizer.ggml.tokens has {count}, and each token "
             "needs one"
         )
-    if any(value != value for value in values):
+    if (values != values).any() if hasattr(values, "dtype") else any(v != v for v in values):
         raise ModelFormatError(f"{key} has a NaN; expected numbers")
-    return list(values)
+    return values if hasattr(values, "dtype") else list(values)
 
 
 def _id(metadata: Mapping[str, Any], name: str, count: int) -> int | None:

@@ -158,7 +158,7 @@ def test_every_flag_has_a_variable(command, capsys):
         (["generate", "m", "-p", "x", "-n", "0"], 2, "'--max-tokens'"),
         (["generate", "m", "-p", "x", "--top-p", "1.5"], 2, "'--top-p'"),
         (["generate", "m", "-p", "x", "--seed", "18446744073709551616"], 2, "'--seed'"),
-        (["plan", "m", "--kv-dtype", "q3"], 2, "kv_dtype is 'q3'; expected f16, f32"),
+        (["plan", "m", "--kv-dtype", "q3"], 2, "kv_dtype is 'q3'; expected f16, f32, q8_0"),
         (["generate", "m", "-f", "/dev/zero"], 2, "/dev/zero is larger than the 256 MiB"),
         (["generate", "m", "-p", "x", "-f", "y"], 2, "-p and -f"),
         (["generate", "m", "-f", "/nonexistent/prompt"], 2, "/nonexistent/prompt cannot be read"),

@@ -13,7 +13,7 @@ from artifacts import make_artifact
 from llama3jit.compile import library
 from llama3jit.compile.builder import ALLOWED
 from llama3jit.compile.link import linker
-from llama3jit.compile.targets import LEVELS, host_features, is_x86
+from llama3jit.compile.targets import LEVELS, is_x86, usable_features
 from llama3jit.compile.units import WALKER, Unit, every_unit, symbols
 
 sys.path += [str(Path(__file__).parents[1] / name) for name in ("", "devices")]
@@ -22,6 +22,7 @@ SOME = (
     WALKER,
     Unit("llama3jit.ops.add", "add"),
     Unit("llama3jit.ops.rope", "rope_angles"),
+    Unit("llama3jit.ops.embed", "embed", "q4_0"),
     Unit("kernels_cpu.matmul", "matmul_int8", "q4_1"),
 )
 # What LLVM makes of loops, and of a sine and a cosine of the same angle.
@@ -42,8 +43,6 @@ def check_library(path, level, units):
     }
     assert {name.partition("@")[0] for name in called} <= ALLOWED | FROM_LLVM
     given = {line.split()[2] for line in tool("nm", "-D", "--defined-only", str(path)).splitlines()}
-    # numba keeps a word beside each function for a Python environment; nothing sets or reads it.
-    given = {name for name in given if not name.startswith("_ZN08NumbaEnv")}
     assert given == {symbol for unit in units for symbol in symbols(unit).values()}
     text = tool("objdump", "-d", "-w", str(path))
     if level.cpu == "x86-64-v3":
@@ -63,6 +62,12 @@ def test_a_library_calls_the_c_library_alone_and_is_of_its_level(tmp_path, level
     check_library(folder / f"llama3jit-{level.name}.so", level, SOME)
 
 
+def test_objects_have_no_address_of_the_process_that_made_them(tmp_path):
+    files = [make_artifact(tmp_path / name, LEVELS[-1], SOME) for name in ("one", "two")]
+    one, two = (next(folder.glob("*.so")).read_bytes() for folder in files)
+    assert one == two
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
 def test_the_whole_library_of_a_level(tmp_path, level):
@@ -80,7 +85,7 @@ def test_levels_give_the_same_logits_and_the_same_text(tmp_path, monkeypatch, pr
     tiny = tiny_model(tmp_path / "m.gguf", formats=MIXED)
     found = {}
     for level in LEVELS:
-        if host_features() < set(level.features):
+        if usable_features() < set(level.features):
             continue
         monkeypatch.setattr(library, "host_target", lambda level=level: level)
         runner = opened(tiny, precision=precision)
@@ -94,8 +99,6 @@ def test_levels_give_the_same_logits_and_the_same_text(tmp_path, monkeypatch, pr
         pytest.skip("this host has one level")
     (logits, ids), *others = found.values()
     for other_logits, other_ids in others:
-        # One op's sums differ in the last bits; where that turns the rounding of a key to f16 or of
-        # an activation to int8, later layers see more of it.
-        worst = np.abs(other_logits - logits).max() / np.abs(logits).max()
-        assert worst < 2e-4
+        # Vectors have 16 lanes on every level, so that sums have one order.
+        np.testing.assert_array_equal(other_logits, logits)
         assert other_ids == ids

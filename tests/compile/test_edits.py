@@ -1,12 +1,15 @@
 """An edited kernel, helper or form is never served stale, and nothing is built twice."""
 
+import ast
+
 import pytest
 
 from llama3jit.compile import sources
+from llama3jit.compile.cuda.units import every_unit as cuda_units
 from llama3jit.compile.link import linker
 from llama3jit.compile.sources import closure, key
 from llama3jit.compile.targets import host_target
-from llama3jit.compile.units import Unit
+from llama3jit.compile.units import Unit, every_unit
 
 # The unit, the file to edit, what to replace by what, what that does to the result.
 EDITS = {
@@ -64,7 +67,7 @@ def test_what_a_unit_depends_on():
     assert reached >= {
         "llama3jit.ops.attention",
         "llama3jit.ops.bits",
-        "llama3jit.ops.kv_append",
+        "llama3jit.ops.kv_dtypes",
         "llama3jit.ops.op",
         "llama3jit.ops.faces",
         "llama3jit.ops.signature",
@@ -77,8 +80,8 @@ def test_what_a_unit_depends_on():
     attention, matmul = closure("kernels_cpu.attention"), closure("kernels_cpu.matmul")
     assert {"kernels_cpu.simd", "kernels_cpu.vectors", "llama3jit.ops.exp"} <= attention
     assert {"kernels_cpu.features", "kernels_cpu.values", "llama3jit.ops.pack"} <= matmul
-    # An edit of one format's table rebuilds no attention.
-    assert not {"kernels_cpu.simd_int", "kernels_cpu.tiles", "kernels_cpu.scales"} & attention
+    # An edit of a product rebuilds no attention.
+    assert not {"kernels_cpu.amx", "kernels_cpu.matmul", "kernels_cpu.panel"} & attention
 
 
 def test_a_key_names_the_unit_the_target_and_the_tools(monkeypatch):
@@ -96,3 +99,46 @@ def test_a_key_names_the_unit_the_target_and_the_tools(monkeypatch):
     keys.add(key(unit, target))
     assert len(keys) == 6
     assert sources.source_key(unit, target) == mine, "shipped code has its own tools"
+
+
+def _named(module):
+    """What the syntax tree of a module names of ours, as the plain reading of it may not miss."""
+    package = module.rpartition(".")[0]
+    for node in ast.walk(ast.parse(sources.content(module))):
+        if isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module} imports from {package} by a dot"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            yield str(node.module)
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.partition(":")[0]
+
+
+@pytest.mark.parametrize(("side", "units"), [("cpu", every_unit()), ("cuda", cuda_units())])
+def test_no_import_and_no_form_is_missed(side, units):
+    modules = set().union(*(closure(unit.module, side) for unit in units))
+    assert len(modules) > 30
+    packages = "llama3jit.ops.", f"{sources.SIDES[side].kernels}."
+    for module in modules:
+        ours = {n for n in _named(module) if n.startswith(packages)}
+        files = {n for n in ours if sources.path_of(n) and not n.endswith(".")}
+        assert files - {module} <= sources.reached(module, side)
+
+
+IMPORTS = [
+    "from kernels_cpu import bits, exp",
+    "from kernels_cpu import (\n    bits,  # halves\n    exp as e,\n)",
+    "from kernels_cpu import bits, \\\n    exp",
+    "def later():\n    import kernels_cpu.bits\n    from kernels_cpu.exp import exp",
+    "import kernels_cpu.bits as b, kernels_cpu.exp",
+    "form = 'kernels_cpu.bits:rint', 'kernels_cpu.exp:exp'",
+]
+
+
+@pytest.mark.parametrize("source", IMPORTS)
+def test_every_form_of_an_import_is_seen(source, monkeypatch):
+    monkeypatch.setattr(sources, "content", lambda module: source.encode())
+    found = sources.reached.__wrapped__("kernels_cpu.new", "cpu")
+    assert found == {"kernels_cpu.bits", "kernels_cpu.exp"}
+    assert sources.reached.__wrapped__("kernels_cuda.new", "cuda") == set()

@@ -1,14 +1,20 @@
 """Building and loading: progress, and kernels that do not compile or must not be called."""
 
+import os
+import signal
 import textwrap
+import time
 from importlib import import_module
 
 import numpy as np
+import psutil
 import pytest
 from op_faces import run_compiled
 
 from llama3jit import ops
+from llama3jit.compile import build, jobs, sources
 from llama3jit.compile.library import Library
+from llama3jit.compile.targets import host_target
 from llama3jit.compile.units import Unit, symbols
 from llama3jit.devices.cpu.pool import WALKER, Pool
 from llama3jit.errors import CompileError, DeviceError
@@ -100,6 +106,60 @@ def test_progress_counts_up(tmp_path, monkeypatch):
     assert Library(units, lambda *call: calls.append(call)).built == 0
     assert calls == []
     cache.folder.cache_clear()
+
+
+@pytest.mark.parametrize("at", [0, 1])
+def test_an_error_of_whoever_shows_progress_is_passed_on(tmp_path, at):
+    class Enough(Exception):
+        pass
+
+    def stop(done, total, name):
+        if done == at:
+            raise Enough
+
+    units = [Unit("llama3jit.ops.add", "add"), Unit("llama3jit.ops.add", "add_bias")]
+    before = set(psutil.Process().children())
+    with pytest.raises(Enough):
+        build.build({unit: tmp_path / unit.stem for unit in units}, host_target(), stop)
+    assert set(psutil.Process().children()) <= before
+
+
+def test_code_of_an_edited_source_is_not_stored(tmp_path, monkeypatch):
+    unit, target = Unit("llama3jit.ops.add", "add"), host_target()
+    with monkeypatch.context() as patch:
+        # What it was before the edit that the builder has seen.
+        patch.setattr(build, "source_key", lambda unit, target: "0" * 64)
+        with pytest.raises(CompileError, match="edited while it was compiled; run it again"):
+            build.build({unit: tmp_path / unit.stem}, target)
+    assert list(tmp_path.iterdir()) == []
+    jobs.check_sources(unit, target, sources.source_key(unit, target))
+
+
+def has_ended(process):
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE  # nobody asks after an orphan here
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="no such signal here")
+def test_builders_end_with_their_parent(start_op, tmp_path):
+    units = "llama3jit.ops.add:add: llama3jit.ops.attention:attention:f16"
+    with start_op(units, LLAMA3JIT_CACHE=str(tmp_path), LLAMA3JIT_KERNELS="jit") as process:
+        parent, builders = psutil.Process(process.pid), []
+        while not builders and process.poll() is None:
+            builders = parent.children()
+            time.sleep(0.01)
+        time.sleep(0.3)  # somewhere in its imports
+        os.kill(process.pid, signal.SIGKILL)
+    until = time.monotonic() + 2
+    while not all(map(has_ended, builders)) and time.monotonic() < until:
+        time.sleep(0.02)
+    left = [process for process in builders if not has_ended(process)]
+    for process in left:
+        process.kill()
+    assert builders
+    assert left == []
 
 
 def test_addresses():

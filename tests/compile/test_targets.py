@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 from format_blocks import extreme_weight, random_weight
 from op_faces import int8_activations, machine, packed, run_compiled, unit_of
-from paged import paged
+from paged import QUANTS, paged
 
 from llama3jit.compile import cache as object_cache
-from llama3jit.compile import library, targets
+from llama3jit.compile import library, targets, tiles
 from llama3jit.compile.library import Library
-from llama3jit.compile.targets import LEVELS, V3, V4, host_target
+from llama3jit.compile.targets import LEVELS, V3, V4, host_target, usable_features
+from llama3jit.compile.units import WALKER
+from llama3jit.devices.cpu.pool import Pool
 from llama3jit.files.formats import FORMATS
 
 NAMES = [level.name for level in LEVELS]
@@ -28,12 +30,14 @@ def target_of(monkeypatch, features, machine="x86_64"):
     monkeypatch.setattr(targets.platform, "machine", lambda: machine)
     monkeypatch.setattr(targets, "cpu_flags", lambda path: frozenset())
     monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: dict.fromkeys(features, True))
+    monkeypatch.setattr(tiles, "usable", lambda: True)
     return host_target.__wrapped__()
 
 
 @pytest.mark.parametrize(
     ("features", "expected"),
     [
+        ([*V4, "avx512vnni", "amx-int8", "amx-tile"], "x86-64-v4-amx"),
         ([*V4, "avx512vnni", "avxvnni", "amx-int8"], "x86-64-v4-vnni"),
         ([*V4, "avx512vnni"], "x86-64-v4-vnni"),
         ([*V4, "avxvnni"], "x86-64-v3-vnni"),
@@ -125,7 +129,21 @@ TUNED = {
         ("quantize", ""),
         ("attention", "f16"),
         ("attention_chunks", "f16"),
+        ("attention", "q8_0"),
+        ("attention", "q4_0"),
+        ("attention_chunks", "q4_0"),
+        ("kv_append", "q8_0"),
+        ("kv_append", "q4_0"),
+        ("hadamard", ""),
+        ("rmsnorm", ""),
         ("swiglu", ""),
+    ],
+    "x86-64-v4-vnni": [
+        ("matmul_int8", "q4_0"),
+        ("matmul_int8", "q5_1"),
+        ("matmul_int8", "q2_k"),
+        ("matmul_int8", "q6_k"),
+        ("matmul_int8", "iq4_xs"),
     ],
     "x86-64-v3-vnni": [
         ("matmul_int8", "q4_1"),
@@ -139,11 +157,8 @@ CASES = [(level, *unit) for level, units in TUNED.items() for unit in units]
 @cache
 def level_of(name):
     """The library of a level's units, or None where the host lacks it."""
-    import llvmlite.binding as llvm
-
     level = next(level for level in LEVELS if level.name == name)
-    present = {f for f, there in llvm.get_host_cpu_features().items() if there}
-    if not present.issuperset(level.features):
+    if not targets.usable_features().issuperset(level.features):
         return None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "host_target", lambda: level)
@@ -156,13 +171,23 @@ def operands_of(name, variant):
     if name == "swiglu":
         gate, up = rng.standard_normal((2, 5, 300)).astype(np.float32) * 4
         return {"out": np.zeros((5, 300), np.float32), "gate": gate, "up": up}
+    if name == "hadamard":
+        return {"x": rng.standard_normal((5, 3, 96)).astype(np.float32)}
+    head_dim = 96 if variant in QUANTS else 80
+    if name == "kv_append":
+        pages = paged([(0, 3), (63, 2), (600, 9)], 2, head_dim, variant)
+        caches = {name: np.zeros_like(getattr(pages, name)) for name in ("k_cache", "v_cache")}
+        return {**caches, "k": pages.k, "v": pages.v, **pages.where}
+    if name == "rmsnorm":
+        x = rng.standard_normal((5, 589)).astype(np.float32)
+        return {"out": np.zeros_like(x), "x": x, "weight": x[0].copy(), "eps": 1e-5}
     if name.startswith("attention"):
-        pages = paged([(0, 3), (63, 2), (600, 9)], 2, 80, "f16")
-        q = rng.standard_normal((14, 6, 80)).astype(np.float32)
+        pages = paged([(0, 3), (63, 2), (600, 9)], 2, head_dim, variant)
+        q = rng.standard_normal((14, 6, head_dim)).astype(np.float32)
         outputs = {"out": np.zeros_like(q)}
         if name == "attention_chunks":
             outputs = {
-                "sums": np.zeros((16, 6, 2, 80), np.float32),
+                "sums": np.zeros((16, 6, 2, head_dim), np.float32),
                 "weights": np.zeros((16, 6, 2, 2), np.float32),
             }
         caches = {"k_cache": pages.k_cache, "v_cache": pages.v_cache}
@@ -200,6 +225,36 @@ def test_levels_agree_to_the_bit(level, name, variant):
     assert any(np.any(value) for value in list(expected.values())[:1])
 
 
+PORTABLE = [("matmul", "iq2_xxs"), ("rmsnorm", "")]
+
+
+@pytest.mark.parametrize("name", TUNED)
+@pytest.mark.skipif(HOST not in NAMES, reason="not an x86-64 with AVX2")
+def test_portable_ops_agree_closely(name, monkeypatch):
+    """They are summed in vectors of the level's own width."""
+    level = next(level for level in LEVELS if level.name == name)
+    if not usable_features().issuperset(level.features):
+        pytest.skip(f"this host is no {name}")
+    pool = Pool(1, Library([WALKER]))
+    units = [unit_of(*unit, "cpu") for unit in PORTABLE]
+    expecting = Library(units)
+    monkeypatch.setattr(library, "host_target", lambda: level)
+    mine = Library(units)
+    rng = np.random.default_rng(4)
+    x = rng.standard_normal((7, 768)).astype(np.float32)
+    weight = random_weight(rng, "iq2_xxs", 49, 768)
+    for unit, inputs, n in (
+        (units[0], {"weight": weight, "x": x}, 49),
+        (units[1], {"x": x, "weight": x[0].copy(), "eps": 1e-5}, 768),
+    ):
+        expected, found = np.zeros((2, 7, n), np.float32)
+        run_compiled(expecting, pool, unit, {"out": expected, **inputs})
+        run_compiled(mine, pool, unit, {"out": found, **inputs})
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max()
+        assert expected.any()
+    pool.stop()
+
+
 def disassembled(level, name, variant, folder):
     tool = shutil.which("objdump")
     if tool is None:
@@ -211,7 +266,7 @@ def disassembled(level, name, variant, folder):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
-@pytest.mark.parametrize(("level", "name", "variant"), CASES)
+@pytest.mark.parametrize(("level", "name", "variant"), [case for case in CASES if "v3" in case[0]])
 def test_v3_code_is_v3_code(tmp_path, level, name, variant):
     if HOST not in NAMES or level_of(level) is None:
         pytest.skip(f"this host is no {level}")
@@ -224,9 +279,10 @@ def test_v3_code_is_v3_code(tmp_path, level, name, variant):
         assert ("vpdpbusd" in text) == (level == "x86-64-v3-vnni")
 
 
-@pytest.mark.skipif(HOST != "x86-64-v4-vnni", reason="this host is no x86-64-v4 with VNNI")
+@pytest.mark.skipif("x86-64-v4" not in HOST, reason="this host is no x86-64-v4 with VNNI")
 def test_v4_code_uses_whole_registers_and_vnni(tmp_path):
     machine()
     text = disassembled(HOST, "matmul_int8", "q8_0", tmp_path)
     assert re.search(r"vpdpbusd .*zmm", text)
+    assert ("tdpbssd" in text) == ("amx" in HOST)
     assert "ymm" not in re.sub(r"vcvtph2ps.*|vmovdq.*|vmovup.*", "", text)

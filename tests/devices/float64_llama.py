@@ -5,8 +5,20 @@ from __future__ import annotations
 
 from typing import Any
 
+import gguf
 import numpy as np
 from tiny_model import TinyModel
+
+
+def quantised(x: np.ndarray, kv_dtype: str) -> np.ndarray:
+    """x [..., d] as a quantised cache keeps it: heads turned by a Hadamard matrix, rounded by
+    gguf-py, turned back."""
+    n = x.shape[-1] & -x.shape[-1]
+    turn = np.array([[(-1) ** (i & j).bit_count() for j in range(n)] for i in range(n)]) / n**0.5
+    kind = gguf.GGMLQuantizationType[kv_dtype.upper()]
+    blocks = gguf.quantize((x.reshape(-1, n) @ turn).astype(np.float32).reshape(-1, 32), kind)
+    kept = gguf.dequantize(blocks, kind).astype(np.float64)
+    return (kept.reshape(-1, n) @ turn).reshape(x.shape)
 
 
 def forward(tiny: TinyModel, ids: list[int], kv_dtype: str = "f32") -> np.ndarray:
@@ -33,7 +45,10 @@ def forward(tiny: TinyModel, ids: list[int], kv_dtype: str = "f32") -> np.ndarra
         return x
 
     def cached(x: np.ndarray) -> np.ndarray:
-        kept = x.astype(np.float16 if kv_dtype == "f16" else np.float64).astype(np.float64)
+        if kv_dtype.startswith("q"):
+            kept = quantised(x, kv_dtype)
+        else:
+            kept = x.astype(np.float16 if kv_dtype == "f16" else np.float64).astype(np.float64)
         return np.repeat(kept, heads // kv_heads, axis=1)
 
     ages = np.arange(n_tokens)[:, None] - np.arange(n_tokens)[None, :]

@@ -7,8 +7,11 @@ from tiny_model import tiny_model
 
 from llama3jit.devices import choose
 from llama3jit.devices.choose import check_memory, make_limits
+from llama3jit.devices.cpu.lower import lower
+from llama3jit.devices.cpu.runner import memory_needed
 from llama3jit.errors import InvalidArgumentError, MemoryLimitError
 from llama3jit.files.gguf import open_gguf
+from llama3jit.model.build import build_plan
 from llama3jit.model.config import read_config
 
 
@@ -26,7 +29,9 @@ def config(tiny):
     ("options", "message"),
     [
         ({"device": "gpu"}, "device is 'gpu'; expected auto, cpu, cuda, reference"),
-        ({"kv_dtype": "q8_0"}, "kv_dtype is 'q8_0'; expected f16, f32"),
+        ({"kv_dtype": "q5_0"}, "kv_dtype is 'q5_0'; expected f16, f32, q8_0, q4_0"),
+        ({"kv_dtype": "q8_0"}, "kv_dtype q8_0 .*head_dim is 16, .*use f16 or f32"),
+        ({"kv_dtype": "q4_0", "device": "reference"}, "kv_dtype q4_0 .*head_dim is 16"),
         ({"precision": "slow"}, "precision is 'slow'; expected fast, exact"),
         ({"n_ctx": 0}, "n_ctx is 0; expected 1 to"),
         ({"n_ctx": 2**31}, "n_ctx is 2147483648; expected 1 to"),
@@ -71,6 +76,24 @@ def test_limits(config):
     assert make_limits(config, 100, 1, 64).n_blocks == 2
 
 
+@pytest.mark.parametrize(
+    ("kv_dtype", "bytes_of_32"), [("f32", 128), ("f16", 64), ("q8_0", 34), ("q4_0", 18)]
+)
+def test_memory_of_the_cache(tmp_path, kv_dtype, bytes_of_32):
+    """Bytes that a context takes, in what is asked for and in what is taken."""
+    tiny = tiny_model(tmp_path / "m.gguf", head_dim=64, n_head=4, n_head_kv=2, n_layer=3)
+    gguf = open_gguf(tiny.path)
+    config = read_config(gguf)
+    limits = make_limits(config, 192, 1, 64)
+    plan = build_plan(config, gguf.tensors, kv_dtype)
+    expected = 3 * 192 * 2 * 2 * (64 // 32) * bytes_of_32
+    assert memory_needed(lower(plan, "fast"), limits)["kv"] == expected
+    runner = opened(tiny, kv_dtype=kv_dtype, n_ctx=192, max_sequences=1, max_tokens=64)
+    arrays = [runner._arrays[name] for name in runner._arrays if name.endswith("_cache")]
+    assert sum(array.nbytes for array in arrays) == expected
+    runner.close()
+
+
 def test_memory_is_checked_before_a_tensor_is_read(tiny, monkeypatch):
     """With too little memory the error says what for, and no weight was looked at."""
     monkeypatch.setattr(choose, "available_memory", lambda: 50 * 2**20)
@@ -99,3 +122,23 @@ def test_the_group_may_have_less_than_the_machine(monkeypatch):
     assert choose.available_memory() == 12345
     monkeypatch.setattr("llama3jit.devices.cgroup.memory_left", lambda: None)
     assert choose.available_memory() > 2**20
+
+
+def test_the_memory_that_linux_says_is_available(tmp_path):
+    meminfo = tmp_path / "meminfo"
+    meminfo.write_text("MemTotal: 900 kB\nMemFree:  10 kB\nMemAvailable:     345 kB\nSwap: 1 kB\n")
+    assert choose.machine_memory_left(str(meminfo)) == 345 * 1024
+
+
+@pytest.mark.parametrize("text", ["MemTotal: 900 kB\n", "MemAvailable: lots\n", "", None])
+def test_memory_where_linux_does_not_say(tmp_path, monkeypatch, text):
+    import psutil
+
+    class Memory:
+        available = 777
+
+    monkeypatch.setattr(psutil, "virtual_memory", Memory)
+    meminfo = tmp_path / "meminfo"
+    if text is not None:
+        meminfo.write_text(text)
+    assert choose.machine_memory_left(str(meminfo)) == 777

@@ -3,7 +3,7 @@ every kernel as the op's NumPy reference."""
 
 import numpy as np
 import pytest
-from driving import ids_of, logits_of
+from driving import ids_of, logits_of, opened
 from fake_gpu import FakeGpu, kernels
 from float64_llama import forward, mean_kl
 from tiny_model import MIXED, tiny_model
@@ -94,6 +94,26 @@ def test_tuned_kernels(tmp_path, name, chunk):
     assert mean_kl(forward(tiny, ids, "f16"), found) < 5e-3
     used = {unit.op for unit in gpu.launches if is_tuned(unit)}
     assert {"attention_chunks", "embed", "matmul" if name == "halves" else "matmul_int8"} <= used
+
+
+@pytest.mark.parametrize("ways", [PORTABLE, EXACT, FAST], ids=["portable", "exact", "fast"])
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+def test_a_quantised_cache_takes_portable_kernels(tmp_path, kv_dtype, ways):
+    """The cache and the turn of its heads, as the CPU has them; the products may be tuned."""
+    tiny = tiny_model(tmp_path / "m.gguf", seed=2, **{**WIDE, "formats": {"*": "Q8_0"}})
+    ids = ids_of(70)
+    gpu = FakeGpu()
+    found = logits_of(on_fake(tiny, gpu, kv_dtype, ways=ways), ids, chunk=7)
+    expected = logits_of(opened(tiny, "reference", kv_dtype=kv_dtype), ids)
+    truth = logits_of(opened(tiny, "reference", kv_dtype="f32"), ids)
+    loss = mean_kl(truth, expected)
+    if ways is FAST:
+        assert mean_kl(truth, found) < 1.5 * loss + 5e-3
+    else:
+        assert mean_kl(expected, found) < 0.1 * loss
+    cached = [unit for unit in gpu.launches if unit.op in ("attention", "hadamard", "kv_append")]
+    assert {unit.op for unit in cached} == {"attention", "hadamard", "kv_append"}
+    assert not any(is_tuned(unit) for unit in cached)
 
 
 @pytest.mark.parametrize("name", ["one format", "halves"])

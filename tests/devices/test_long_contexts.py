@@ -23,6 +23,23 @@ MODELS = {
     },
     "portable attention": {"head_dim": 24},  # which has no chunks
 }
+# Model and type of its cache.
+CASES = [
+    *((name, kv_dtype) for name in MODELS for kv_dtype in ("f16", "f32")),
+    ("heads of 64", "q8_0"),
+    ("heads of 96, a window", "q8_0"),
+    ("heads of 64", "q4_0"),
+    ("heads of 96, a window", "q4_0"),
+]
+MODELS |= {
+    "heads of 64": {"head_dim": 64},
+    "heads of 96, a window": {
+        "head_dim": 96,
+        "n_head": 3,
+        "n_head_kv": 1,
+        "llama__attention__sliding_window": 700,
+    },
+}
 
 
 class Watched:
@@ -49,7 +66,7 @@ def opener(folder, name):
     return tiny, open_it, MODELS[name]["head_dim"] != 24
 
 
-@pytest.fixture(scope="module", params=MODELS)
+@pytest.fixture(scope="module", params=["plain", "head_dim 80, a window", "portable attention"])
 def model(request, tmp_path_factory):
     return opener(tmp_path_factory.mktemp("m"), request.param)
 
@@ -76,17 +93,18 @@ def is_split(runner):
 IDS = ids_of(1330, seed=1)
 
 
-@pytest.fixture(scope="module", params=["f16", "f32"])
-def whole(request, model):
+@pytest.fixture(scope="module", params=CASES, ids=str)
+def whole(request, tmp_path_factory):
     """Logits of tokens 1290 to 1320 in a pass too large to split, how to open the model, and
     whether it splits."""
-    _, open_it, splits = model
-    runner = filled(open_it(request.param), IDS, 1290)
+    name, kv_dtype = request.param
+    _, open_it, splits = opener(tmp_path_factory.mktemp("m"), name)
+    runner = filled(open_it(kv_dtype), IDS, 1290)
     logits = runner.forward(make_batch([piece(IDS, 1290, 1320, LONG)])).copy()
     assert not is_split(runner)
     assert np.isfinite(logits).all()
     assert len({row.tobytes() for row in logits}) == 30
-    return logits, lambda **options: open_it(request.param, **options), splits
+    return logits, lambda **options: open_it(kv_dtype, **options), splits
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -155,3 +173,16 @@ def test_a_long_context_is_right(model):
     ]
     assert is_split(runner) == splits
     assert mean_kl(truth, np.array(found)) < 1e-9
+
+
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+def test_a_long_context_in_a_quantised_cache_is_right(tmp_path, kv_dtype):
+    tiny, open_it, _ = opener(tmp_path, "heads of 64")
+    truth = forward(tiny, IDS[:1100], kv_dtype)[-6:]
+    runner = filled(open_it(kv_dtype, precision="exact"), IDS, 1094)
+    found = [
+        runner.forward(make_batch([piece(IDS, n, n + 1, LONG)]))[0].copy()
+        for n in range(1094, 1100)
+    ]
+    assert is_split(runner)
+    assert mean_kl(truth, np.array(found)) < 1e-6

@@ -21,10 +21,19 @@ MODELS = {
         "vocab": 301,
         "llama__attention__sliding_window": 70,
     },
+    "heads of 96": {"formats": MIXED, "n_head": 3, "n_head_kv": 1, "head_dim": 96},
+    "heads of 64": {"head_dim": 64, "llama__attention__sliding_window": 70},
 }
+CASES = [
+    *((model, *way) for model in ("mixed", "odd") for way in WAYS),
+    ("heads of 96", "fast", "q8_0"),
+    ("heads of 64", "exact", "q8_0"),
+    ("heads of 96", "exact", "q4_0"),
+    ("heads of 64", "fast", "q4_0"),
+]
 
 
-@pytest.fixture(scope="module", params=[(m, *way) for m in MODELS for way in WAYS], ids=str)
+@pytest.fixture(scope="module", params=CASES, ids=str)
 def opener(request, tmp_path_factory):
     """Opens the model with so many threads; and how many tokens there are."""
     name, precision, kv_dtype = request.param

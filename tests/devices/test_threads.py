@@ -150,6 +150,7 @@ def test_the_smallest_limit_counts(monkeypatch, usable, physical, quota, expecte
     monkeypatch.setattr(threads, "cpu_quota", lambda: quota)
     assert threads.thread_count(None) == expected
     assert threads.thread_count(7) == 7  # what is asked for is given
+    assert threads.thread_count(4 * usable) == 4 * usable
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no affinity on this platform")
@@ -164,7 +165,38 @@ def test_affinity_counts():
     assert threads.usable_cores() == len(before)
 
 
-@pytest.mark.parametrize("asked", [0, -1, 1025])
-def test_counts_out_of_range(asked):
-    with pytest.raises(InvalidArgumentError, match=f"threads is {asked}; expected 1 to 1024"):
+@pytest.mark.parametrize("asked", [0, -1, 13, 1000])
+def test_counts_out_of_range(monkeypatch, asked):
+    monkeypatch.setattr(threads, "usable_cores", lambda: 3)
+    message = f"threads is {asked}; expected 1 to 12, as this process may use 3 processors"
+    with pytest.raises(InvalidArgumentError, match=message):
         threads.thread_count(asked)
+
+
+# thread_siblings_list of each logical processor, cores.
+TOPOLOGIES = {
+    "one each": (["0", "1", "2"], 3),
+    "two threads a core": (["0,2", "1,3", "0,2", "1,3"], 2),
+    "ranges": (["0-1", "0-1"], 1),
+}
+
+
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_hardware_threads_of_one_core_count_once(tmp_path, name):
+    siblings, cores = TOPOLOGIES[name]
+    for i, text in enumerate(siblings):
+        folder = tmp_path / f"cpu{i}/topology"
+        folder.mkdir(parents=True)
+        (folder / "thread_siblings_list").write_text(f"{text}\n")
+    (tmp_path / "cpufreq").mkdir()
+    assert threads.physical_cores(tmp_path) == cores
+
+
+def test_cores_without_a_topology(tmp_path, monkeypatch):
+    import psutil
+
+    (tmp_path / "cpu0").mkdir()
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 64 if logical else None)
+    assert threads.physical_cores(tmp_path) == threads.usable_cores()
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical: 64 if logical else 5)
+    assert threads.physical_cores(tmp_path) == 5

@@ -86,6 +86,43 @@ def test_the_plan_on_its_njit_faces(models, kv_dtype):
     assert worst(found, reference) < (5e-5 if kv_dtype == "f32" else 2e-3)
 
 
+QUANTISED = {
+    "heads of 32": {"formats": MIXED, "head_dim": 32},
+    "heads of 64": {"n_head": 9, "n_head_kv": 3, "head_dim": 64},
+    "heads of 96": {"n_head": 3, "n_head_kv": 1, "head_dim": 96, "n_layer": 1},
+    "heads of 128": {"head_dim": 128, "llama__attention__sliding_window": 20},
+    "heads of 288": {"n_head": 2, "n_head_kv": 1, "head_dim": 288},  # the portable attention
+}
+
+
+@pytest.mark.parametrize("name", QUANTISED)
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+def test_quantised_caches(tmp_path, name, kv_dtype):
+    """Every device rounds as llama.cpp does, and the rounding is there."""
+    tiny = tiny_model(tmp_path / "m.gguf", seed=4, **QUANTISED[name])
+    ids = ids_of(100)
+    truth = forward(tiny, ids, kv_dtype)
+    exact = forward(tiny, ids)
+    loss = mean_kl(exact, truth)
+    assert loss > 1e-7
+    found = logits_of(opened(tiny, "cpu", kv_dtype=kv_dtype, precision="exact"), ids)
+    # Where a value lies between two quants, a last bit decides which it becomes.
+    assert mean_kl(truth, found) < 0.1 * loss
+    assert mean_kl(exact, found) < 1.5 * loss
+    few = ids[:40]
+    reference = logits_of(opened(tiny, "reference", kv_dtype=kv_dtype), few)
+    assert mean_kl(truth[:40], reference) < 0.1 * loss
+
+
+def test_the_plan_on_its_njit_faces_with_a_quantised_cache(tmp_path):
+    tiny = tiny_model(tmp_path / "m.gguf", formats=MIXED, head_dim=32)
+    ids = ids_of(40)
+    for kv_dtype in ("q8_0", "q4_0"):
+        found = logits_of(opened(tiny, "njit", kv_dtype=kv_dtype), ids)
+        loss = mean_kl(forward(tiny, ids), forward(tiny, ids, kv_dtype))
+        assert mean_kl(forward(tiny, ids, kv_dtype), found) < 0.1 * loss
+
+
 def test_rope_freqs_and_window_matter(models, tmp_path):
     """The oracle itself would be blind if these changed nothing."""
     ids = ids_of(70)

@@ -8,7 +8,7 @@ from gguf_writer import write_gguf
 from tiny_model import MIXED, tiny_model
 
 from llama3jit import ops
-from llama3jit.errors import ModelFormatError, UnsupportedError
+from llama3jit.errors import InvalidArgumentError, ModelFormatError, UnsupportedError
 from llama3jit.files.formats import FORMATS
 from llama3jit.files.gguf import open_gguf
 from llama3jit.model import weights
@@ -61,6 +61,33 @@ def test_the_rows_of_a_layer(tmp_path):
         "rmsnorm",
         "matmul.bf16",
     ]
+
+
+@pytest.mark.parametrize(("kv_dtype", "lines"), [("q8_0", 3 * 34), ("q4_0", 3 * 18)])
+def test_a_quantised_cache(tmp_path, kv_dtype, lines):
+    """Heads are turned before they are kept, queries before they meet them, the result back."""
+    config, tensors = opened(tmp_path, n_layer=1, head_dim=96, n_head=2, n_head_kv=1)
+    plan = build_plan(config, tensors, kv_dtype)
+    plain = build_plan(config, tensors, "f16")
+    names = [f"{row.op} {row.operands.get('x', '')}".strip() for row in plan.rows]
+    first = names.index("rope k") + 1
+    turns = ["hadamard q", "hadamard k", "hadamard v", "kv_append", "attention"]
+    assert names[first : first + 6] == [*turns, "hadamard attended"]
+    assert len(plan.rows) == len(plain.rows) + 4
+    for name in ("blk.0.k_cache", "blk.0.v_cache"):
+        assert plan.operands[name].shape == ("n_blocks", 1, lines, 64)
+        assert plan.operands[name].dtype == "u8"
+
+
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("head_dim", [16, 80, 100])
+def test_a_head_that_a_quantised_cache_cannot_hold(tmp_path, kv_dtype, head_dim):
+    config, tensors = opened(tmp_path, head_dim=head_dim)
+    with pytest.raises(InvalidArgumentError) as caught:
+        build_plan(config, tensors, kv_dtype)
+    assert f"kv_dtype {kv_dtype} " in str(caught.value)
+    assert f"head_dim is {head_dim}" in str(caught.value)
+    assert "use f16 or f32" in str(caught.value)
 
 
 def test_every_row_gives_every_parameter(parts):

@@ -12,9 +12,11 @@ from llama3jit.files.formats import FORMATS
 BLOCK = {variant: FORMATS[variant.upper()].block_size for variant in QUANTISED}
 # Columns that share a scale.
 SPAN = dict.fromkeys(QUANTISED, 32) | dict.fromkeys(("q2_k", "q3_k", "q6_k"), 16)
-# Tokens and rows of the weight. Tiles take 6, 2 or 1 tokens (narrow registers: 2 or 1), 32 rows.
+# Tokens and rows of the weight. Tiles take 6, 2 or 1 tokens (narrow registers: 2 or 1) and 32 rows.
+# From 16 tokens on they take 8 (narrow: 2; tile registers: 16), at most 128 to an item.
 SIZES = [(1, 1), (2, 17), (3, 33), (4, 50), (5, 31), (6, 64), (7, 15), (13, 47)]
 SHAPES = [(*size, blocks) for blocks in (1, 3) for size in SIZES]
+SHAPES += [(16, 33, 17), (39, 40, 17), (145, 20, 2)]  # 17 blocks are more than one panel
 
 
 def cases(tuned=SHAPES, portable=((3, 5, 1), (2, 3, 2))):
@@ -62,6 +64,14 @@ def random_activations(rng, n_tokens, k):
     return int8_activations(xq, xs)
 
 
+def widened(activations, width=64):
+    """With rows of xq that are farther apart than they are long."""
+    xq = activations["xq"]
+    wider = np.full((len(xq), xq.shape[1] + width), 99, np.int8)
+    wider[:, : xq.shape[1]] = xq
+    return {**activations, "xq": wider}
+
+
 def int8_truth(weight, variant, xq, xs):
     """The products in float64, and how far from them a tuned kernel may be, [T, N] each.
 
@@ -85,7 +95,7 @@ def test_matmul_int8(face, variant, shape):
     rng = np.random.default_rng(shape)
     weight = random_weight(rng, variant, n, k)
     activations = random_activations(rng, n_tokens, k)
-    found = product("matmul_int8", face, variant, weight, n_tokens, **activations)
+    found = product("matmul_int8", face, variant, weight, n_tokens, **widened(activations))
     truth, bound = int8_truth(weight, variant, activations["xq"], activations["xs"])
     if face != "tuned":
         # Three products and sums a column; a compiler may multiply by the parts of a weight.
@@ -104,15 +114,15 @@ def test_numbers_at_their_ends(variant, blocks):
     rng = np.random.default_rng(blocks)
     k = blocks * BLOCK[variant]
     weight = extreme_weight(rng, variant, 39, k)
-    xq = rng.choice([-128, -127, 127], (7, k)).astype(np.int8)
+    xq = rng.choice([-128, -127, 127], (23, k)).astype(np.int8)
     xq[:3] = np.array([[127], [-127], [-128]])
-    activations = int8_activations(xq, np.ones((7, k // 32), np.float32))
-    found = product("matmul_int8", "tuned", variant, weight, 7, **activations)
+    activations = int8_activations(xq, np.ones((23, k // 32), np.float32))
+    found = product("matmul_int8", "tuned", variant, weight, 23, **activations)
     truth, bound = int8_truth(weight, variant, xq, activations["xs"])
     close(found, truth, bound)
     small = bound < 2 * EPS * 2**24  # sums of whole numbers that float32 has
     assert np.array_equal(found[small], truth[small])
-    exact = product("matmul", "tuned", variant, weight, 7, x=xq.astype(np.float32))
+    exact = product("matmul", "tuned", variant, weight, 23, x=xq.astype(np.float32))
     w = values_of(weight, variant).astype(np.float64)
     close(exact, xq @ w.T, (k + 1) * EPS * (np.abs(xq.astype(np.float64)) @ np.abs(w).T))
 

@@ -76,3 +76,13 @@ def test_tiny_values_stay_tiny(face, size):
     assert np.abs(found["xq"] * np.repeat(found["xs"], 32, axis=1) - x).max() <= 127 * 2.0**-126
     assert np.abs(found["xsum"]).max() <= 16 * 127
     assert np.abs(found["xtotal"]).max() <= 64 * size
+
+
+@pytest.mark.parametrize("face", FACES)
+def test_rows_may_be_farther_apart_than_they_are_long(face):
+    x = np.random.default_rng(4).standard_normal((5, 96)).astype(np.float32)
+    out = outputs(5, 96)
+    wider = {**out, "xq": np.full((5, 160), 99, np.int8)}
+    run("quantize", "", face, **wider, x=x)
+    assert np.array_equal(wider["xq"][:, :96], quantized(face, x)["xq"])
+    assert (wider["xq"][:, 96:] == 99).all()

@@ -35,11 +35,13 @@ def llama3_metadata() -> dict[str, Any]:
 
 @functools.cache
 def smollm2_metadata() -> dict[str, Any]:
-    """Of the model that `llama3jit pull` fetches, or of LLAMA3JIT_TEST_MODEL."""
+    return _tokenizer_keys(smollm2_path())
+
+
+def smollm2_path() -> Path:
+    """The model that `llama3jit pull` fetches, or LLAMA3JIT_TEST_MODEL."""
     try:
-        return _tokenizer_keys(
-            resolve(os.environ.get("LLAMA3JIT_TEST_MODEL", "smollm2-135m-instruct"))
-        )
+        return Path(resolve(os.environ.get("LLAMA3JIT_TEST_MODEL", "smollm2-135m-instruct")))
     except ModelNotFoundError as error:
         pytest.skip(f"SmolLM2 is missing: {error}")
 

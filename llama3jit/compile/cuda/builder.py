@@ -1,16 +1,16 @@
 """Builds cubins and PTX, with no GPU. Run as a process of its own:
 
-    python -m llama3jit.compile.cuda.builder TARGET MODULE:OP:VARIANT=FILE ...
+    python -m llama3jit.compile.cuda.builder TARGET MODULE:OP:VARIANT=KEY=FILE ...
 
-FILE gets the suffix ".cubin" or ".ptx". Files are written whole and renamed into place; one line on
-stdout says that one is there.
+KEY is as for llama3jit.compile.builder. FILE gets the suffix ".cubin" or ".ptx". Files are written
+whole and renamed into place; one line on stdout says that one is there. The process ends when its
+standard input does.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-import traceback
 import warnings
 from dataclasses import dataclass
 from importlib import import_module
@@ -23,7 +23,8 @@ from llama3jit.compile.cache import suffixes, write_sealed
 from llama3jit.compile.cuda.entry import argument_kinds, portable_kernel
 from llama3jit.compile.cuda.targets import TARGETS, CudaTarget
 from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, symbol, tell_kernels
-from llama3jit.compile.units import Unit, unit_named
+from llama3jit.compile.jobs import do_jobs
+from llama3jit.compile.units import Unit
 from llama3jit.errors import CompileError
 
 ENTRY = re.compile(r"\.entry\s+([\w$]+)")
@@ -103,24 +104,17 @@ def assemble(ptx: str, target: CudaTarget) -> Built:
 def main(arguments: list[str]) -> int:
     """Build what is asked for; the exit status says how many units failed."""
     target = next(target for target in TARGETS if target.name == arguments[0])
-    failures = 0
-    for argument in arguments[1:]:
-        name, _, path = argument.partition("=")
+
+    def code_of(unit: Unit) -> bytes:
         try:
-            code = build(unit_named(name), target).code
-            write_sealed(Path(path + suffixes(target)[0]), code)
-        except Exception as error:
-            if isinstance(error, (OSError, CompileError)):
-                print(error, file=sys.stderr)  # the message says all
-            elif isinstance(error, ImportError):
-                print(f"{error} (pip install 'llama3jit[cuda-jit]')", file=sys.stderr)
-            else:
-                traceback.print_exc()
-            print(f"failed {name}", flush=True)
-            failures += 1
-            continue
-        print(f"built {name}", flush=True)
-    return failures
+            return build(unit, target).code
+        except ImportError as error:
+            raise CompileError(f"{error} (pip install 'llama3jit[cuda-jit]')") from error
+
+    def store(path: str, code: bytes) -> None:
+        write_sealed(Path(path + suffixes(target)[0]), code)
+
+    return do_jobs(arguments[1:], target, code_of, store)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,8 @@ from llama3jit.compile import entry
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import Unit
 from llama3jit.devices.bind import bind_dims
-from llama3jit.model.plan import Operand, Row
+from llama3jit.model.plan import Operand, Row, Shape
+from llama3jit.ops.op import Op
 
 Int64 = NDArray[np.int64]
 
@@ -55,6 +56,7 @@ def assemble(
     """The words of all rows, one after the other. `arrays` must outlive them."""
     words: list[int] = []
     addresses: dict[str, int] = {}
+    bind = cache(_bind)  # most layers have the same shapes
     for row, unit, barrier in zip(rows, units, barriers, strict=True):
         op = ops.find(row.op)
         index = entry.words(op)
@@ -63,6 +65,7 @@ def assemble(
         record[1] = library.address(unit, "count")
         record[2] = len(record) * entry.WORD
         record[3] = int(barrier)
+        shapes: list[Shape] = []
         for parameter in op.signature.parameters:
             if parameter.is_array:
                 name = str(row.operands[parameter.name])
@@ -70,13 +73,18 @@ def assemble(
                     assert arrays[name].flags.c_contiguous
                     addresses[name] = int(arrays[name].ctypes.data)
                 record[index[parameter.name]] = addresses[name]
+                shapes.append(operands[name].shape)
             elif not parameter.is_function:
                 number = float(row.operands[parameter.name])
                 record[index[parameter.name]] = _bits(parameter.dtype, number)
-        for dim_name, dim in bind_dims(op.signature, row, operands).items():
+        for dim_name, dim in bind(op, tuple(shapes)).items():
             record[index[f"dim {dim_name}"]] = dims.address(dim)
         words.extend(record)
     return np.array(words, np.int64)
+
+
+def _bind(op: Op, shapes: tuple[Shape, ...]) -> dict[str, int | str]:
+    return bind_dims(op.name, op.signature, shapes)
 
 
 @cache

@@ -56,20 +56,16 @@ def written(op: Op, row: Row) -> list[str]:
 def barriers(rows: list[Row]) -> list[bool]:
     """After which rows all threads must meet: where the next one reads what was written since the
     last meeting, or writes what was read or written since. After the last one always."""
+    outputs = [set(written(ops.find(row.op), row)) for row in rows]
+    named = [{v for v in row.operands.values() if isinstance(v, str)} for row in rows]
     result = []
     reads: set[str] = set()
     writes: set[str] = set()
-    for i, row in enumerate(rows):
-        out = set(written(ops.find(row.op), row))
-        reads |= {v for v in row.operands.values() if isinstance(v, str)} - out
+    for i, out in enumerate(outputs):
+        reads |= named[i] - out
         # What is written may be read too, as by an op that works in place.
         writes |= out
-        meet = i + 1 == len(rows)
-        if not meet:
-            following = rows[i + 1]
-            out = set(written(ops.find(following.op), following))
-            touched = {v for v in following.operands.values() if isinstance(v, str)}
-            meet = bool(touched & writes or out & reads)
+        meet = i + 1 == len(rows) or bool(named[i + 1] & writes or outputs[i + 1] & reads)
         if meet:
             reads, writes = set(), set()
         result.append(meet)
@@ -165,12 +161,21 @@ def _pack(lowered: Lowered, weight: str, variant: str) -> str:
     return name
 
 
+def padded_width(n: int) -> int:
+    """Bytes from one token's int8 activations to the next's. A cache has 64 sets of lines; tokens
+    that are worked on together lie in different ones, 8 lines of each."""
+    lines = -(-n // 64)
+    while lines % 16 == 0:
+        lines += 8
+    return 64 * lines
+
+
 def _quantize(lowered: Lowered, x: str) -> dict[str, str]:
     """A row that quantises x, and the operands it gives."""
     rows, *rest = lowered.operands[x].shape
     n = prod(int(dim) for dim in rest)
     names = {key: f"{key}.{rows}.{n}" for key in ("xq", "xs", "xsum", "xtotal")}
-    lowered.operands[names["xq"]] = Operand("buffer", "i8", (rows, n))
+    lowered.operands[names["xq"]] = Operand("buffer", "i8", (rows, padded_width(n)))
     for key, dtype, each in (("xs", "f32", 32), ("xsum", "i32", 16), ("xtotal", "f32", 32)):
         lowered.operands[names[key]] = Operand("buffer", dtype, (rows, n // each))
     row = Row("quantize", {**names, "x": x})

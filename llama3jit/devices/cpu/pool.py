@@ -13,15 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels_cpu import control
 from llama3jit.compile.library import Library
-from llama3jit.compile.units import WALKER
+from llama3jit.compile.units import WALKER, exports
 from llama3jit.errors import CancelledError, DeviceError
-
-# Word offsets in the control block; kernels_cpu.walker has them in bytes.
-LINE_WORDS = 8
-THREADS = 1 * LINE_WORDS + 3
-CONTROL_WORDS = 8 * LINE_WORDS
-CANCELLED = 2**32
 
 _pools: dict[int, Pool] = {}
 _lock = threading.Lock()
@@ -34,22 +29,22 @@ class Pool:
     def __init__(self, threads: int, library: Library) -> None:
         self.threads = threads
         self._library = library  # its code must stay
-        self._memory, self._control = _aligned(CONTROL_WORDS)
-        self._control[THREADS] = threads
+        self._memory, self._control = _aligned(control.CONTROL_BYTES)
+        self._control[control.THREADS // control.WORD] = threads
         self._address = int(self._control.ctypes.data)
-        self._run = self._function("run", 5)
-        self._stop = self._function("stop", 1)
+        self._run = self._function("run")
+        self._stop = self._function("stop")
         self._process = os.getpid()
         for i in range(threads - 1):
             threading.Thread(target=self._serve, name=f"llama3jit-{i + 1}", daemon=True).start()
 
     def _serve(self) -> None:
         """What a worker does; by `self` it keeps its code and the control block in memory."""
-        self._function("serve", 2)(self._address, 0)
+        self._function("serve")(self._address, 0)
 
-    def _function(self, name: str, n_arguments: int) -> Callable[..., int]:
+    def _function(self, name: str) -> Callable[..., int]:
         int64 = ctypes.c_int64
-        kind = ctypes.CFUNCTYPE(int64, *[int64] * n_arguments)
+        kind = ctypes.CFUNCTYPE(int64, *[int64] * exports(WALKER)[name])
         function: Callable[..., int] = kind(self._library.address(WALKER, name))
         return function
 
@@ -78,7 +73,7 @@ class Pool:
                 int(tickets.ctypes.data),
                 int(cancel.ctypes.data),
             )
-        if status == CANCELLED:
+        if status == control.CANCELLED:
             raise CancelledError("the forward pass was cancelled")
         if status != 0:
             raise DeviceError(f"a compiled op failed with status {status}")
@@ -89,11 +84,11 @@ class Pool:
             self._stop(self._address)
 
 
-def _aligned(n_words: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
-    """Zeroed words that begin on a cache line; the first array owns the memory."""
-    memory = np.zeros((n_words + LINE_WORDS) * 8, np.uint8)
-    skip = -int(memory.ctypes.data) % 64
-    return memory, memory[skip : skip + n_words * 8].view(np.int64)
+def _aligned(size: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
+    """So many bytes as zeroed words that begin on a cache line; the first array owns the memory."""
+    memory = np.zeros(size + control.LINE, np.uint8)
+    skip = -int(memory.ctypes.data) % control.LINE
+    return memory, memory[skip : skip + size].view(np.int64)
 
 
 def get_pool(threads: int, library: Library) -> Pool:

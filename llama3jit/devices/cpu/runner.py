@@ -9,28 +9,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from kernels_cpu import TUNED
 from llama3jit.compile.library import Library
-from llama3jit.compile.units import WALKER, Unit
+from llama3jit.compile.units import WALKER
 from llama3jit.devices import Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import Dims, assemble
 from llama3jit.devices.cpu.lower import Lowered, chunk_operands, split_attention, split_units
+from llama3jit.devices.cpu.packing import pack_units, passes
 from llama3jit.devices.cpu.pool import Pool, get_pool
 from llama3jit.errors import DeviceError
 from llama3jit.model import weights
 from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
-from llama3jit.model.plan import Operand, Row
+from llama3jit.model.plan import Operand
 from llama3jit.ops.signature import DTYPES
 from llama3jit.ops.split_attention import CHUNK, FEW
 
 if TYPE_CHECKING:
     from llama3jit.compile.build import Progress
 
-PACK_MODULE = TUNED["pack"][0]
-PACKED_AT_ONCE = 32 * 2**20  # bytes of the file that packing keeps in memory
 BATCH_NAMES = ("tokens", "positions", "seq_of", "block_tables", "logits_rows")
 
 
@@ -54,8 +52,7 @@ class CpuRunner:
         self.device = "cpu"
         self.memory = memory_needed(lowered, limits)
         self.lowered = lowered
-        packers = {Unit(PACK_MODULE, "pack", v) for _, v in self.lowered.packed.values()}
-        units = [WALKER, *lowered.units, *split_units(lowered), *sorted(packers, key=str)]
+        units = [WALKER, *lowered.units, *split_units(lowered), *pack_units(lowered)]
         self._library = Library(units, progress)
         self.pool: Pool | None = get_pool(threads, self._library)
         self._sizes = largest_sizes(limits)
@@ -68,7 +65,15 @@ class CpuRunner:
         self._allocate(gguf, config)
         if meanwhile is not None:
             meanwhile()
-        self._pack_all(gguf)
+        for part in passes(lowered, self._arrays, gguf):
+            n = len(part.rows)
+            last = [i + 1 == n for i in range(n)]
+            words = assemble(
+                part.rows, part.units, last, part.operands, part.arrays, self._dims, self._library
+            )
+            self.pool.run(words, n, np.zeros(n, np.int64), self._cancel)
+            for name in part.read:
+                gguf.release(name)
         self._whole = self._assemble(lowered)
         # For a few tokens over a long context: words and rows, made when they are first needed.
         self._split: tuple[NDArray[np.int64], int] | None = None
@@ -108,40 +113,6 @@ class CpuRunner:
         arena = Arena([prod(shape) for shape in shapes.values()])
         for name, packed_shape in shapes.items():
             self._arrays[name] = arena.take(packed_shape)
-
-    def _pack_all(self, gguf: Any) -> None:
-        names: list[str] = []
-        size = 0
-        for name in self.lowered.packed:
-            names.append(name)
-            size += self._arrays[name].nbytes
-            if size >= PACKED_AT_ONCE:
-                self._pack(gguf, names)
-                names, size = [], 0
-        if names:
-            self._pack(gguf, names)
-
-    def _pack(self, gguf: Any, names: list[str]) -> None:
-        """Pack weights in one pass, so that the tokenizer's thread has the interpreter meanwhile,
-        and let the file's pages go."""
-        rows, units = [], []
-        operands, arrays = {}, {}
-        for name in names:
-            weight, variant = self.lowered.packed[name]
-            tensor = gguf.tensors[weight]
-            n = int(tensor.shape[1])
-            operands[name] = self.lowered.operands[name]
-            operands[weight] = Operand("weight", "u8", (n, tensor.nbytes // n))
-            arrays[name] = self._arrays[name]
-            arrays[weight] = weights.matrix(gguf, weight, operands[weight])
-            rows.append(Row("pack", {"packed": name, "weight": weight}, variant))
-            units.append(Unit(PACK_MODULE, "pack", variant))
-        last = [name == names[-1] for name in names]
-        words = assemble(rows, units, last, operands, arrays, self._dims, self._library)
-        assert self.pool is not None
-        self.pool.run(words, len(rows), np.zeros(len(rows), np.int64), self._cancel)
-        for name in names:
-            gguf.release(self.lowered.packed[name][0])
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""

@@ -10,12 +10,21 @@ from pathlib import Path
 from llama3jit.devices.cgroup import cpu_quota
 from llama3jit.errors import InvalidArgumentError
 
+# Threads that share a processor wait for each other at every step.
+MOST_PER_PROCESSOR = 4
+
 
 def thread_count(asked: int | None) -> int:
-    """The number asked for, else the most that help. Raises InvalidArgumentError below 1."""
+    """The number asked for, else the most that help. Raises InvalidArgumentError below 1, and above
+    four for each processor that this process may use."""
     if asked is not None:
-        if not 1 <= asked <= 1024:
-            raise InvalidArgumentError(f"threads is {asked}; expected 1 to 1024")
+        usable = usable_cores()
+        if not 1 <= asked <= MOST_PER_PROCESSOR * usable:
+            raise InvalidArgumentError(
+                f"threads is {asked}; expected 1 to {MOST_PER_PROCESSOR * usable}, as this process "
+                f"may use {usable} processor{'s' if usable > 1 else ''}; more than one each slows "
+                "the work down"
+            )
         return asked
     limits = [usable_cores(), physical_cores()]
     quota = cpu_quota()

@@ -202,8 +202,11 @@ def int8_operands(shape: tuple[int | str, ...]) -> dict[str, tuple[str, Operand]
 
 def dims_of(row: Row, operands: Mapping[str, Operand], sizes: Mapping[str, int]) -> dict[str, int]:
     """The number that each dim of the row's op is."""
-    # Tuned kernels keep keys as values lie; the values' shape has all dims of both.
-    bound = bind_dims(signature_of(row.op), row, operands, skip=("k_cache",))
+    signature = signature_of(row.op)
+    names = [str(row.operands[p.name]) for p in signature.parameters if p.is_array]
+    # Tuned kernels keep keys as values lie, and several ops in one say so.
+    skip = ("k_cache",) if row.op in kernels_cuda.FUSED else ()
+    bound = bind_dims(row.op, signature, tuple(operands[name].shape for name in names), skip)
     return {name: sizes[dim] if isinstance(dim, str) else dim for name, dim in bound.items()}
 
 
