@@ -3,7 +3,7 @@ sweep of the memory in the same run.
 
     PYTHONPATH=. python bench/cuda_kernels.py CUBINS [--parts sweep,products,rows,steps,prefill]
 
-CUBINS is a folder of them, one a kernel, as tests/kernels_cuda/compiling.py makes. Weights are
+CUBINS is a folder that `llama3jit compile --target sm_90a --out CUBINS` made. Weights are
 random bytes; each product goes over as many of them as are far larger than the cache. Times are
 medians of graphs of many launches, with programmatic dependent launch, as a model's step has it.
 """

@@ -13,6 +13,10 @@ import numpy as np
 
 import kernels_cuda
 from llama3jit import ops
+from llama3jit.compile.cuda.artifact import MANIFEST, read_images
+from llama3jit.compile.cuda.targets import targets_for
+from llama3jit.compile.cuda.units import symbol as symbol_of
+from llama3jit.compile.units import Unit
 
 SHARED = 48 * 1024  # bytes of shared memory that a kernel may take without leave
 PARAMETER = re.compile(r"(\w+): (\w+)(?:\[([^\]]*)\])?")
@@ -55,6 +59,7 @@ class Gpu:
     """The first GPU, its kernels by (op, variant), and memory that is freed at the end."""
 
     def __init__(self, cubins: Path) -> None:
+        """`cubins` has a file for each kernel, or is a folder of shipped code."""
         from cuda.bindings import driver
 
         self.cuda = driver
@@ -69,9 +74,9 @@ class Gpu:
 
     def kernel(self, op: str, variant: str, shared: int = 0) -> Any:
         if (op, variant) not in self._kernels:
-            code = (self.cubins / f"{stem(op, variant)}.cubin").read_bytes()
+            code, symbol = self.cubin(op, variant)
             library = check(self.cuda.cuLibraryLoadData(code, [], [], 0, [], [], 0))
-            found = check(self.cuda.cuLibraryGetKernel(library, op.encode()))
+            found = check(self.cuda.cuLibraryGetKernel(library, symbol.encode()))
             self._kernels[op, variant] = found
         found = self._kernels[op, variant]
         if shared > self._shared.get((op, variant), SHARED):
@@ -79,6 +84,14 @@ class Gpu:
             most = self.cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
             check(self.cuda.cuKernelSetAttribute(most, shared, found, self.device))
         return found
+
+    def cubin(self, op: str, variant: str) -> tuple[bytes, str]:
+        """A kernel's cubin and its symbol there."""
+        if not (self.cubins / MANIFEST).exists():
+            return (self.cubins / f"{stem(op, variant)}.cubin").read_bytes(), op
+        unit = Unit(kernels_cuda.TUNED[op][0], op, variant)
+        target = next(targets_for(kernels_cuda.CAPABILITY[0]))
+        return read_images(self.cubins, target, [unit])[unit], symbol_of(unit)
 
     def alloc(self, size: int) -> int:
         address = int(check(self.cuda.cuMemAlloc(max(size, 16))))

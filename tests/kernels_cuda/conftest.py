@@ -1,5 +1,5 @@
 """The GPU that tests marked `gpu` run on, and its kernels: compiled when one is first asked for, or
-found in the folder LLAMA3JIT_TEST_CUBINS."""
+found in the folder LLAMA3JIT_TEST_CUBINS, which may be one of shipped code."""
 
 from __future__ import annotations
 
