@@ -86,6 +86,7 @@ TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "add_rmsnorm": ("kernels_cuda.norm", ("",)),
     "add_rmsnorm_quantize": ("kernels_cuda.norm", ("",)),
     "attention_merge_quantize": ("kernels_cuda.attention", _each(("",), HEAD_DIMS)),
+    "leading": ("kernels_cuda.leading", ("",)),
     "read_sweep": ("kernels_cuda.sweep", ("",)),
     "rmsnorm_quantize": ("kernels_cuda.norm", ("",)),
     "rope_append": ("kernels_cuda.elementwise", ("f16",)),
@@ -111,6 +112,8 @@ FUSED = {
     + "sums: f32[few, heads, chunks, head_dim], weights: f32[few, heads, chunks, 2]",
     # x as halves in tiles, see halving; size = 128 * 256 * ceil(T / 128) * ceil(K / 256)
     "halve": "xh: u16[size], x: f32[T, K]",
+    # of each row the largest logits; see there
+    "leading": "leading: i32[R, words], logits: f32[R, N]",
     # out = weight x for the x of which `halve` made xh; more than 8 tokens, sm_90 alone
     "matmul_halves": "out: f32[T, N], weight: u8[rows, row_bytes], xh: u16[size], K: i64",
     # reads all of data

@@ -135,8 +135,10 @@ class _KeptOpen:
         self.limits = runner.limits
         self.device = runner.device
         self.memory = runner.memory
+        self.n_leading = runner.n_leading
         self.begin = runner.begin
         self.forward = runner.forward
+        self.leading = runner.leading
         self.cancel = runner.cancel
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 import kernels_cuda
 from kernels_cuda import Launch
+from kernels_cuda.leading import LEADING
 from llama3jit import ops
 from llama3jit.compile.cuda.units import every_unit, is_tuned, signature_of
 from llama3jit.compile.entry import dtype_of
@@ -220,6 +221,14 @@ class FakeGpu:
         out = np.empty_like(gate)
         reference("swiglu", "", out=out, gate=gate, up=up)
         quantise(values, out)
+
+    def leading(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        found, logits = values["leading"], values["logits"]
+        found[:, 0] = np.where(np.isfinite(logits).all(axis=1), LEADING, -1)
+        ids = np.argsort(-logits, axis=1, kind="stable")[:, :LEADING]
+        found[:, 1 : 1 + LEADING] = ids
+        largest = np.ascontiguousarray(np.take_along_axis(logits, ids, axis=1))
+        found[:, 1 + LEADING :] = largest.view(np.int32)
 
     def close(self) -> None:
         self.closed = True

@@ -134,6 +134,32 @@ def test_tuned_kernels_on_tokens_of_several_sequences(tmp_path, name):
     assert mean_kl(truth, found) < 5e-3
 
 
+@pytest.mark.parametrize("ways", [EXACT, FAST], ids=["exact", "fast"])
+def test_the_largest_logits_are_those_of_the_whole_rows(tmp_path, ways):
+    tiny = tiny_model(tmp_path / "m.gguf", seed=2, **WIDE)
+    gpu = FakeGpu()
+    runner = on_fake(tiny, gpu, "f16", ways=ways)
+    batch = make_batch([Piece(ids_of(n, seed=n), 0, [s]) for s, n in enumerate((3, 20, 7))])
+    rows = runner.forward(batch).copy()
+    found = runner.leading(batch)
+    assert gpu.launches[-1].op == "leading"
+    order = np.argsort(-rows, axis=1, kind="stable")[:, : runner.n_leading]
+    assert np.array_equal(found.ids, order)
+    assert np.array_equal(found.logits, np.take_along_axis(rows, order, axis=1))
+    assert np.array_equal(runner.forward(batch), rows), "the graphs of one shape are two"
+
+
+def test_without_leading_logits_the_engine_takes_whole_rows(tmp_path):
+    tiny = tiny_model(tmp_path / "m.gguf", seed=2, **{**WIDE, "vocab": 64})
+    assert on_fake(tiny, ways=FAST).n_leading == 0
+    tiny = tiny_model(tmp_path / "n.gguf", seed=2, **WIDE)
+    assert on_fake(tiny, ways=PORTABLE).n_leading == 0
+    gpu = FakeGpu()
+    runner = on_fake(tiny, gpu, "f16", ways=FAST)
+    gpu.leading = lambda unit, values, *_: values["leading"].fill(-1)
+    assert runner.leading(make_batch([Piece([1, 2], 0, [0])])) is None
+
+
 def ops_of(tiny, counts, ways=FAST):
     gguf = open_gguf(tiny.path)
     plan = build_plan(read_config(gguf), gguf.tensors, "f16")

@@ -5,6 +5,7 @@ import pytest
 from kernel_runs import error, int8_buffers, nans, random_weight
 
 import kernels_cuda
+from kernels_cuda.leading import LEADING, ROOM, WORDS
 from llama3jit import ops
 from llama3jit.ops.dequantise import rows
 
@@ -145,3 +146,31 @@ def test_embed(gpu, variant):
     tokens = np.array([3, 0, 6], np.int32)
     found = gpu.run("embed", variant, out=nans(3, 512), weight=weight, tokens=tokens)["out"]
     assert np.array_equal(found, rows(weight[tokens], variant))
+
+
+@pytest.mark.parametrize("vocab", [65, 300, 1024, 5003, 32000, 128256])
+def test_leading(gpu, vocab):
+    rng = np.random.default_rng(vocab)
+    logits = np.stack(
+        [
+            floats(rng, vocab),
+            3 * floats(rng, vocab),
+            np.sort(floats(rng, vocab)),
+            np.round(floats(rng, vocab), 1),  # ties
+            np.where(np.arange(vocab) == vocab // 3, 40, floats(rng, vocab)),
+            np.where(np.arange(vocab) == vocab - 1, np.nan, floats(rng, vocab)),
+            np.where(np.arange(vocab) == 5, -np.inf, floats(rng, vocab)),
+        ]
+    ).astype(np.float32)
+    found = gpu.run("leading", leading=np.full((len(logits), WORDS), 99, np.int32), logits=logits)[
+        "leading"
+    ]
+    assert (found[-2:, 0] == -1).all()
+    for row, truth in zip(found[:-2], logits, strict=False):
+        if row[0] > ROOM:  # so many have the same value
+            assert (truth >= np.sort(truth)[-LEADING]).sum() > LEADING
+            continue
+        ids = np.argsort(-truth, kind="stable")[:LEADING]
+        assert row[0] >= LEADING
+        assert np.array_equal(row[1 : 1 + LEADING], ids)
+        assert np.array_equal(row[1 + LEADING :].view(np.float32), truth[ids])

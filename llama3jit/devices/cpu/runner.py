@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import WALKER
-from llama3jit.devices import Limits
+from llama3jit.devices import Leading, Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import Dims, assemble
@@ -34,6 +34,8 @@ BATCH_NAMES = ("tokens", "positions", "seq_of", "block_tables", "logits_rows")
 
 class CpuRunner:
     """See Runner in llama3jit.devices."""
+
+    n_leading = 0  # whole rows cost nothing here
 
     def __init__(
         self,
@@ -148,6 +150,10 @@ class CpuRunner:
                 self._arrays[name] = self._zeros(operand)
             self._split = self._assemble(split), len(split.rows)
         return self._split
+
+    def leading(self, batch: Batch) -> Leading | None:
+        """See Runner."""
+        return None
 
     def begin(self) -> None:
         """See Runner."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from kernels_cuda import FLOATS
 from kernels_cuda.layouts import packed_shape
+from kernels_cuda.leading import WORDS
 from llama3jit.compile.cuda.units import portable_unit, tuned_unit
 from llama3jit.compile.units import Unit
 from llama3jit.devices.cuda.lower import (
@@ -64,6 +65,13 @@ class Lowering:
                     self.halves.pop(name, None)
             self.made = set()
             at += taken
+
+    def find_leading(self) -> None:
+        """A row that finds the largest logits."""
+        name = self.buffer("leading", "R", WORDS, dtype="i32")
+        unit = tuned_unit("leading", "", {}, self.ways.chip)
+        assert unit is not None
+        self.lowered.append(Row("leading", {"leading": name, "logits": "logits"}), unit)
 
     def unit(self, op: str, variant: str = "", **dims: int) -> Unit | None:
         """A tuned kernel, if it may be taken."""

@@ -9,6 +9,7 @@ from math import prod
 
 import kernels_cuda
 from kernels_cuda import Launch
+from kernels_cuda.leading import LEADING
 from llama3jit import ops
 from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, tell_kernels, tuned_unit
 from llama3jit.compile.units import Unit
@@ -50,11 +51,13 @@ class Ways:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of a pass, rows of logits, and whether every token is of another sequence."""
+    """Tokens of a pass, rows of logits, whether every token is of another sequence, and whether the
+    largest logits of each row are found at the end."""
 
     n_tokens: int
     n_rows: int
     alone: bool = False
+    leading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,8 @@ def lower(plan: Plan, ways: Ways, counts: Counts) -> Lowered:
 
     lowering = Lowering(plan, ways, counts)
     lowering.run()
+    if counts.leading:
+        lowering.find_leading()
     lowered = lowering.lowered
     used = {value for row in lowered.rows for value in row.operands.values()}
     lowered.views = {name: view for name, view in lowered.views.items() if name in used}
@@ -104,7 +109,7 @@ def lower_all(plan: Plan, ways: Ways, limits: Limits) -> Lowered:
     every = Lowered()
     for count in sorted({*counts_up_to(limits.max_tokens), limits.max_logits_rows}):
         for alone in (False, True):
-            lowered = lower(plan, ways, Counts(count, count, alone))
+            lowered = lower(plan, ways, Counts(count, count, alone, not ways.portable))
             for row, unit in zip(lowered.rows, lowered.units, strict=True):
                 if unit not in every.units:
                     every.append(row, unit)
@@ -124,6 +129,11 @@ def packers(lowered: Lowered) -> list[Unit]:
 def pack_unit(variant: str) -> Unit:
     """The unit that packs a format."""
     return Unit(kernels_cuda.TUNED["pack"][0], "pack", variant)
+
+
+def n_leading(ways: Ways, vocab_size: int) -> int:
+    """How many of the largest logits of a row are found."""
+    return 0 if ways.portable or vocab_size <= LEADING else LEADING
 
 
 def fit_limits(plan: Plan, ways: Ways, limits: Limits) -> Limits:

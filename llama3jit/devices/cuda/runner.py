@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernels_cuda.leading import LEADING, ROOM, WORDS
 from llama3jit.compile.cuda.library import find_code
 from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, symbol
 from llama3jit.compile.units import Unit
-from llama3jit.devices import Limits
+from llama3jit.devices import Leading, Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cuda.lower import (
     Counts,
@@ -23,6 +24,7 @@ from llama3jit.devices.cuda.lower import (
     launch_of,
     lower,
     lower_all,
+    n_leading,
     pack_unit,
     packers,
 )
@@ -59,13 +61,14 @@ class CudaRunner:
         for each unit of the plan as `lower_all` lowers it, and for those that pack."""
         self.limits = limits
         self.device = f"cuda:{gpu.ordinal}"
+        self.n_leading = n_leading(ways, limits.vocab_size)
         self._plan = plan
         self._ways = ways
         self.lowered = lower_all(plan, ways, limits)
         self.gpu = gpu
         self._kernels = kernels
         self._cancelled = threading.Event()
-        self._graphs: dict[Shape, tuple[Any, dict[str, NDArray[Any]]]] = {}
+        self._graphs: dict[tuple[Shape, bool], tuple[Any, dict[str, NDArray[Any]]]] = {}
         self._failure: str | None = None
         self._open = True
         try:
@@ -137,6 +140,23 @@ class CudaRunner:
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""
+        self._run(batch, leading=False)
+        n_rows, n_vocab = len(batch.logits_rows), self.limits.vocab_size
+        logits: NDArray[np.float32] = self._logits_host.view(np.float32)
+        return logits[: n_rows * n_vocab].reshape(n_rows, n_vocab)
+
+    def leading(self, batch: Batch) -> Leading | None:
+        """See Runner."""
+        self._run(batch, leading=True)
+        n_rows = len(batch.logits_rows)
+        found = self._logits_host.view(np.int32)[: n_rows * WORDS].reshape(n_rows, WORDS)
+        if ((found[:, 0] < LEADING) | (found[:, 0] > ROOM)).any():
+            return None
+        ids, bits = found[:, 1 : 1 + LEADING], found[:, 1 + LEADING :]
+        return Leading(ids, bits.view(np.float32))
+
+    def _run(self, batch: Batch, *, leading: bool) -> None:
+        """One pass, after which what was asked for is in pinned memory."""
         if not self._open:
             raise DeviceError("the model is closed")
         if self._failure is not None:
@@ -146,10 +166,11 @@ class CudaRunner:
         n_tokens, n_blocks = len(batch.tokens), batch.block_tables.shape[1]
         alone = n_tokens == len(batch.context_lens) > 1
         shape = shape_of(self.limits, n_tokens, n_rows, n_blocks, alone)
+        leading = leading and n_rows > 0
         try:
             self._stop_if_cancelled()
             self.gpu.enter()
-            graph, held = self._graphs.get(shape) or self._captured(shape)
+            graph, held = self._graphs.get((shape, leading)) or self._captured(shape, leading)
             fill(held, batch)
             self.gpu.run(graph)
             self.gpu.synchronize()
@@ -162,21 +183,19 @@ class CudaRunner:
             raise DeviceError(f"{error}; load the model again, or use device='cpu'") from error
         finally:
             self.begin()
-        logits: NDArray[np.float32] = self._logits_host.view(np.float32)
-        n_vocab = self.limits.vocab_size
-        return logits[: n_rows * n_vocab].reshape(n_rows, n_vocab)
 
-    def lower(self, shape: Shape) -> Lowered:
+    def lower(self, shape: Shape, leading: bool = False) -> Lowered:
         """The rows of a pass of this shape."""
-        counts = Counts(shape.n_tokens, shape.n_rows, shape.alone)
+        counts = Counts(shape.n_tokens, shape.n_rows, shape.alone, leading)
         return lower(self._plan, self._ways, counts)
 
-    def _captured(self, shape: Shape) -> tuple[Any, dict[str, NDArray[Any]]]:
+    def _captured(self, shape: Shape, leading: bool) -> tuple[Any, dict[str, NDArray[Any]]]:
         """The graph for a shape, and the arrays in pinned memory that it reads a batch from."""
         held, addresses, nbytes = self._batch_arrays(shape)
-        lowered = self.lower(shape)
+        lowered = self.lower(shape, leading)
         sizes = sizes_of(shape, self.limits)
-        logits = self._logits_host[: 4 * shape.n_rows * self.limits.vocab_size]
+        name, width = ("leading", WORDS) if leading else ("logits", self.limits.vocab_size)
+        found = self._logits_host[: 4 * shape.n_rows * width]
 
         def work() -> None:
             self.gpu.upload(self._batch_address, self._batch_host[:nbytes])
@@ -189,11 +208,11 @@ class CudaRunner:
                     self._kernels[unit], launch, arguments, overlap=overlap and is_tuned(unit)
                 )
                 overlap = True
-            if logits.nbytes:
-                self.gpu.download(logits, self._address("logits"))
+            if found.nbytes:
+                self.gpu.download(found, self._address(name))
 
-        self._graphs[shape] = self.gpu.capture(work), held
-        return self._graphs[shape]
+        self._graphs[shape, leading] = self.gpu.capture(work), held
+        return self._graphs[shape, leading]
 
     def _batch_arrays(self, shape: Shape) -> tuple[dict[str, NDArray[Any]], dict[str, int], int]:
         """The arrays of a batch one after the other: host views, device addresses, bytes in all."""
