@@ -32,6 +32,7 @@ API = {
     "bench",
     "compare",
     "doctor",
+    "profile",
     "results",
     "scoring",
 }

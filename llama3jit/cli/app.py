@@ -28,6 +28,7 @@ COMMANDS = {
     "score": "score",
     "bench": "bench",
     "compare": "compare",
+    "profile": "profile",
     "compile": "compile",
     "doctor": "doctor",
 }

@@ -78,7 +78,7 @@ class CpuRunner:
                 gguf.release(name)
         self._whole = self._assemble(lowered)
         # For a few tokens over a long context: words and rows, made when they are first needed.
-        self._split: tuple[NDArray[np.int64], int] | None = None
+        self._split: tuple[NDArray[np.int64], Lowered] | None = None
         self._tickets = np.zeros(2 * len(lowered.rows), np.int64)
 
     def _assemble(self, lowered: Lowered) -> NDArray[np.int64]:
@@ -120,6 +120,16 @@ class CpuRunner:
         """See Runner."""
         if self.pool is None:
             raise DeviceError("the model is closed")
+        words, lowered = self.prepare(batch)
+        try:
+            self.pool.run(words, len(lowered.rows), self._tickets, self._cancel)
+        finally:
+            self.begin()
+        logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
+        return logits
+
+    def prepare(self, batch: Batch) -> tuple[NDArray[np.int64], Lowered]:
+        """Put a batch where the rows look for it; the words to walk, and the rows that they are."""
         check_batch(batch, self.limits)
         for name in BATCH_NAMES:
             given: NDArray[np.int32] = getattr(batch, name)
@@ -133,22 +143,16 @@ class CpuRunner:
         self._dims.set("R", len(batch.logits_rows))
         chunks = -(-int(batch.context_lens.max()) // CHUNK)
         self._dims.set("chunks", chunks)
-        words, n_rows = self._whole, len(self.lowered.rows)
         if chunks > 1 and len(batch.tokens) <= FEW:
-            words, n_rows = self._split_words()
-        try:
-            self.pool.run(words, n_rows, self._tickets, self._cancel)
-        finally:
-            self.begin()
-        logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
-        return logits
+            return self._split_words()
+        return self._whole, self.lowered
 
-    def _split_words(self) -> tuple[NDArray[np.int64], int]:
+    def _split_words(self) -> tuple[NDArray[np.int64], Lowered]:
         if self._split is None:
             split = split_attention(self.lowered)
             for name, operand in chunk_operands(self.lowered).items():
                 self._arrays[name] = self._zeros(operand)
-            self._split = self._assemble(split), len(split.rows)
+            self._split = self._assemble(split), split
         return self._split
 
     def leading(self, batch: Batch) -> Leading | None:

@@ -194,6 +194,18 @@ class Gpu:
         """Launch a graph, in order."""
         called(self._cu.cuGraphLaunch(graph, self._handle))
 
+    def seconds(self, graph: Any) -> float:
+        """How long a graph takes, by the device's clock."""
+        begin, end = (called(self._cu.cuEventCreate(0)) for _ in range(2))
+        called(self._cu.cuEventRecord(begin, self._handle))
+        self.run(graph)
+        called(self._cu.cuEventRecord(end, self._handle))
+        self.synchronize()
+        milliseconds = float(called(self._cu.cuEventElapsedTime(begin, end)))
+        for event in (begin, end):
+            called(self._cu.cuEventDestroy(event))
+        return milliseconds / 1000
+
     def forget(self, graph: Any) -> None:
         """Let go of a graph."""
         self._cu.cuGraphExecDestroy(graph)
