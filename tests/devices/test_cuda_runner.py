@@ -14,6 +14,7 @@ from llama3jit.devices.cuda.lower import Counts, Ways, fit_limits, lower, lower_
 from llama3jit.devices.cuda.memory import check_memory, place_operands
 from llama3jit.devices.cuda.runner import CudaRunner
 from llama3jit.devices.cuda.shapes import Shape, shape_of
+from llama3jit.devices.cuda.timing import timed_rows
 from llama3jit.errors import (
     CancelledError,
     DeviceError,
@@ -316,3 +317,25 @@ def test_a_failed_load_closes_the_device(models, monkeypatch):
     with pytest.raises(ZeroDivisionError):
         on_fake(models["mixed"], gpu)
     assert gpu.closed
+
+
+@pytest.mark.parametrize("ways", [PORTABLE, FAST], ids=["portable", "fast"])
+def test_the_rows_of_a_pass_are_timed(tmp_path, ways):
+    tiny = tiny_model(tmp_path / "m.gguf", seed=2, **{**WIDE, "formats": {"*": "Q4_0"}})
+    runner = on_fake(tiny, FakeGpu(), "f16", ways=ways)
+    runner.forward(make_batch([Piece(ids_of(20), 0, [3])]))
+    batch = make_batch([Piece([7], 20, [3])])
+    before = runner.forward(batch).copy()
+    rows, whole = timed_rows(runner, batch, 2)
+    lowered = runner.lower(shape_of(runner.limits, 1, 1, 1))
+    assert [row.name.split()[0] for row in rows] == [row.op for row in lowered.rows]
+    assert whole == 1e-3
+    total = sum(row.seconds for row in rows)
+    assert 10 <= round(total / 1e-3, 6) <= len({row.name + row.sizes for row in rows})
+    products = [row for row in rows if row.name.startswith("matmul")]
+    with open_gguf(tiny.path) as gguf:
+        matrices = [t for t in gguf.tensors.values() if len(t.shape) == 2][1:]
+    assert sum(row.operations for row in products) == sum(
+        2 * n * k for n, k in (t.shape for t in matrices)
+    )
+    assert np.array_equal(runner.forward(batch), before)

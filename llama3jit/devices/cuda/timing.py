@@ -53,7 +53,7 @@ def timed_rows(runner: CudaRunner, batch: Batch, repeats: int) -> tuple[list[Tim
     operands = lowered.operands
     rows = [
         TimedRow(
-            f"{row.op} {unit.variant}".strip(),
+            f"{row.op} {unit.variant.strip(':')}".strip(),
             sizes_text(row, operands, sizes),
             took,
             *work_of(row, signature_of(row.op), operands, sizes, batch),
