@@ -48,6 +48,8 @@ FEW = (1, 8, 16)
 
 # Tokens of a tile of the kernels for many.
 WIDE = (16, 32, 64, 128, 256)
+# Types of the KV cache that have kernels.
+KV_DTYPES = ("f16", "q8_0", "q4_0")
 # Sizes of a head that attention has kernels for.
 HEAD_DIMS = (64, 128)
 # Formats that a row of a weight can be read from as it lies in the file.
@@ -66,11 +68,12 @@ def _each(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[str, ...]:
 TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "add": ("kernels_cuda.elementwise", ("",)),
     "add_bias": ("kernels_cuda.elementwise", ("",)),
-    "attention": ("kernels_cuda.attention", _each(("f16",), HEAD_DIMS)),
-    "attention_chunks": ("kernels_cuda.attention", _each(("f16",), HEAD_DIMS)),
+    "attention": ("kernels_cuda.attention", _each(KV_DTYPES, HEAD_DIMS)),
+    "attention_chunks": ("kernels_cuda.attention", _each(KV_DTYPES, HEAD_DIMS)),
     "attention_merge": ("kernels_cuda.attention", _each(("",), HEAD_DIMS)),
     "embed": ("kernels_cuda.elementwise", READABLE),
-    "kv_append": ("kernels_cuda.elementwise", ("f16",)),
+    "hadamard": ("kernels_cuda.turn", _each(("",), HEAD_DIMS)),
+    "kv_append": ("kernels_cuda.kv_append", KV_DTYPES),
     "halve": ("kernels_cuda.wide", FLOATS),
     "matmul_halves": ("kernels_cuda.wide", _each((*INT8, *FLOATS), WIDE)),
     "matmul": ("kernels_cuda.matmul", _each(FLOATS, FEW)),
@@ -90,6 +93,7 @@ TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "read_sweep": ("kernels_cuda.sweep", ("",)),
     "rmsnorm_quantize": ("kernels_cuda.norm", ("",)),
     "rope_append": ("kernels_cuda.elementwise", ("f16",)),
+    "rope_turn": ("kernels_cuda.turn", _each(("",), HEAD_DIMS)),
     "swiglu_quantize": ("kernels_cuda.feed", ("",)),
 }
 
@@ -126,6 +130,9 @@ FUSED = {
     + _CACHES
     + "qkv: f32[T, all_heads, head_dim], turns: f32[T, half, 2], "
     + _WHERE,
+    # q, k and v of qkv: rope of q and k, hadamard of all; all_heads = heads + 2 * kv_heads
+    "rope_turn": "q: f32[T, heads, head_dim], k: f32[T, kv_heads, head_dim], "
+    "v: f32[T, kv_heads, head_dim], qkv: f32[T, all_heads, head_dim], turns: f32[T, half, 2]",
     # quantize(swiglu(gate_up[:, 0], gate_up[:, 1]))
     "swiglu_quantize": _INT8_ROWS + "gate_up: f32[T, 2, K]",
 }

@@ -1,4 +1,4 @@
-"""Attention of a few tokens over the paged cache of halves, in chunks of 64 tokens that blocks of
+"""Attention of a few tokens over the paged cache, in chunks of 64 tokens that blocks of
 threads share: sums over each chunk, then the sum of those.
 
 A chunk is counted from the start of the sequence, and chunks are taken together in order, so the
@@ -28,11 +28,11 @@ def kernel(op, variant):
     if op == "attention":
         from kernels_cuda.flash import make
 
-        return make(int(variant.split(":")[1]))
+        return make(int(variant.split(":")[1]), variant.split(":")[0])
     if op == "attention_chunks":
         from kernels_cuda.attention_chunks import make
 
-        return make(int(variant.split(":")[1]))
+        return make(int(variant.split(":")[1]), variant.split(":")[0])
     from kernels_cuda.attention_merge import make
 
     return make(op, int(variant.split(":")[1]))

@@ -11,6 +11,8 @@ from numba import cuda
 from numba.cuda import types
 
 from kernels_cuda.attention import CHUNK, MOST_HEADS
+from kernels_cuda.kv_blocks import block_bytes as block_bytes_of
+from kernels_cuda.kv_blocks import reader
 from kernels_cuda.memory import registers, shared
 from kernels_cuda.ptx import (
     exp2,
@@ -18,7 +20,6 @@ from kernels_cuda.ptx import (
     grid_wait,
     high_half,
     load_4_f32,
-    load_16,
     load_i32,
     low_half,
     mma_f16,
@@ -47,7 +48,8 @@ def eight_halves(p, scale):
     )
 
 
-def make(head_dim):
+def make(head_dim, kind):
+    eight, block_bytes = reader(kind, head_dim), block_bytes_of(kind, head_dim)
     pieces = head_dim // 32  # of 8 components, for each of the four lanes of a row
     lanes = head_dim // 8  # that share a token's values
     slots = 128 // lanes  # tokens whose values the block adds at a time
@@ -105,7 +107,7 @@ def make(head_dim):
                 store_f32(weights + (part + thread * chunks) * 8 + 4, f32(0.0))
             return
         block = load_i32(block_tables + (sequence * B + c) * 4)
-        base = (block * kv_heads + g) * (CHUNK * head_dim * 2)
+        base = (block * kv_heads + g) * block_bytes
         keys, values, query = keys_of(), values_of(), query_of()
         # Where this step's tokens do not lie the cache can be read before they are there.
         early = last - T >= CHUNK
@@ -113,15 +115,14 @@ def make(head_dim):
             grid_wait()
         # All keys and values of the lane at once.
         for n in range(2):
-            p = k_cache + base + ((warp * 16 + n * 8 + (lane >> 2)) * head_dim + (lane & 3) * 8) * 2
+            token = warp * 16 + n * 8 + (lane >> 2)
             for i in range(pieces):
-                r = load_16(p + i * 64)
+                r = eight(k_cache + base, token, (lane & 3) * 8 + i * 32)
                 for j in range(4):
                     keys[(n * pieces + i) * 4 + j] = r[j]
         slot = warp * per_warp + (lane >> lanes_shift)
-        v = v_cache + base + (slot * head_dim + (lane & (lanes - 1)) * 8) * 2
         for i in range(rounds):
-            r = load_16(v + i * slots * head_dim * 2)
+            r = eight(v_cache + base, slot + i * slots, (lane & (lanes - 1)) * 8)
             for j in range(4):
                 values[i * 4 + j] = r[j]
         if early:

@@ -12,7 +12,6 @@ THREADS_OF = {
     "add": ("rows", "n"),
     "add_bias": ("rows", "n"),
     "embed": ("T", "n_embd"),
-    "kv_append": ("T", "heads", "head_dim"),
     "rope": ("T", "heads", "half"),
     "rope_append": ("T", "all_heads", "pairs"),
     "rope_angles": ("T", "half"),

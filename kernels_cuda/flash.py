@@ -1,4 +1,4 @@
-"""attention of many tokens over the paged cache of halves (Dao 2023, arXiv:2307.08691): a block of
+"""attention of many tokens over the paged cache (Dao 2023, arXiv:2307.08691): a block of
 four warps takes 64 neighbouring tokens of one head, a warp 16 of them.
 
 Keys and values come 64 tokens at a time, one block of the cache, while those before are worked on.
@@ -10,6 +10,8 @@ import math
 from numba import cuda
 from numba.cuda import types
 
+from kernels_cuda.kv_blocks import block_bytes as block_bytes_of
+from kernels_cuda.kv_blocks import reader
 from kernels_cuda.memory import dynamic_shared, registers, shared
 from kernels_cuda.ptx import (
     copies_come,
@@ -24,6 +26,7 @@ from kernels_cuda.ptx import (
     matrices_turned,
     max_f32,
     mma_f16,
+    put_16,
     quotient,
     shuffle_xor,
     store_2_f32,
@@ -39,7 +42,8 @@ come_all, come_but_one = copies_come[0], copies_come[1]
 device = cuda.jit(device=True)
 
 
-def make(head_dim):
+def make(head_dim, kind):
+    eight, block_bytes = reader(kind, head_dim), block_bytes_of(kind, head_dim)
     pieces = head_dim // 8  # of 16 bytes in a row
     piece_mask, piece_shift = pieces - 1, pieces.bit_length() - 1
     row_bytes = 2 * head_dim
@@ -50,7 +54,7 @@ def make(head_dim):
     ints = shared(2 * TOKENS, i32)
 
     @device
-    def fetch(place, cache, block, kv_heads, g, known, thread):
+    def fetch_f16(place, cache, block, kv_heads, g, known, thread):
         """Start the copies of a block's tokens, of which so many are known; the others are zero.
         Piece p of row r lies at p ^ (r % 8)."""
         source = cache + (block * kv_heads + g) * tile_bytes
@@ -58,6 +62,21 @@ def make(head_dim):
             r, p = i >> piece_shift, i & piece_mask
             size = u32(16) if r < known else u32(0)
             copy_16(u32(place + r * row_bytes + (p ^ (r & 7)) * 16), source + i * 16, size)
+
+    @device
+    def fetch_quants(place, cache, block, kv_heads, g, known, thread):
+        """The same for quants, which are made halves on the way; they are there at once."""
+        source = cache + (block * kv_heads + g) * block_bytes
+        for i in range(thread, TOKENS * pieces, THREADS):
+            r, p = i >> piece_shift, i & piece_mask
+            w = eight(source, r, p * 8)
+            to = u32(place + r * row_bytes + (p ^ (r & 7)) * 16)
+            if r < known:
+                put_16(to, w[0], w[1], w[2], w[3])
+            else:
+                put_16(to, u32(0), u32(0), u32(0), u32(0))
+
+    fetch = fetch_f16 if kind == "f16" else fetch_quants
 
     def attention(
         out,

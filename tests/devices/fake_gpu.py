@@ -120,7 +120,8 @@ class FakeGpu:
                 values[parameter.name] = argument
                 continue
             sizes = [int(dim) if dim.isdigit() else dims[dim] for dim in parameter.dims]
-            if is_tuned(unit) and unit.op.startswith("attention") and parameter.name == "k_cache":
+            of_halves = unit.variant.startswith("f16") and unit.op.startswith("attention")
+            if is_tuned(unit) and of_halves and parameter.name == "k_cache":
                 sizes[2], sizes[3] = sizes[3], sizes[2]
             dtype = np.dtype(self._dtype(unit, parameter))
             raw = self._at(argument, int(np.prod(sizes)) * dtype.itemsize)
@@ -174,10 +175,27 @@ class FakeGpu:
         values["out"][:] = x.astype(np.float64) @ self.stacked(addresses["weight"], dims["N"]).T
 
     def attention(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
-        keys = values["k_cache"].reshape(values["v_cache"].shape).swapaxes(2, 3)
-        reference("attention", "f16", **{**values, "k_cache": keys})
+        kind = unit.variant.split(":")[0]
+        reference("attention", kind, **{**values, "k_cache": keys_of(kind, values)})
+
+    def hadamard(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        reference("hadamard", "", x=values["x"])
+
+    def rope_turn(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        heads, kv_heads = dims["heads"], dims["kv_heads"]
+        x = values["qkv"].copy()
+        turned = np.ascontiguousarray(x[:, : heads + kv_heads])
+        reference("rope", "", x=turned, turns=values["turns"])
+        x[:, : heads + kv_heads] = turned
+        reference("hadamard", "", x=x)
+        values["q"][:] = x[:, :heads]
+        values["k"][:] = x[:, heads : heads + kv_heads]
+        values["v"][:] = x[:, heads + kv_heads :]
 
     def kv_append(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
+        if unit.variant != "f16":
+            reference("kv_append", unit.variant, **values)
+            return
         k_cache = values["k_cache"].reshape(values["v_cache"].shape)
         append(k_cache, values["k"], values)
         append(values["v_cache"], values["v"], values)
@@ -194,12 +212,13 @@ class FakeGpu:
     def attention_chunks(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
         """All of a token in its first chunk, and nothing in the others."""
         q, sums, weights = values["q"], values["sums"], values["weights"]
-        keys = values["k_cache"].reshape(values["v_cache"].shape).swapaxes(2, 3)
+        kind = unit.variant.split(":")[0]
+        keys = keys_of(kind, values)
         out = np.zeros(q.shape, np.float32)
         where = {name: values[name] for name in ("positions", "seq_of", "block_tables")}
         rest = {"v_cache": values["v_cache"], "scale": values["scale"], "window": values["window"]}
         assert dims["chunks"] >= values["block_tables"].shape[1]
-        reference("attention", "f16", out=out, q=q, k_cache=keys, **rest, **where)
+        reference("attention", kind, out=out, q=q, k_cache=keys, **rest, **where)
         sums[:], weights[:] = POISON, 0
         sums[:, :, 0], weights[:, :, 0, 1] = out, 1
 
@@ -247,6 +266,13 @@ def reference(op: str, variant: str, **values: Any) -> None:
     if "variant" in inspect.signature(run).parameters:
         values["variant"] = variant
     run(**values)
+
+
+def keys_of(kind: str, values: Any) -> np.ndarray:
+    """The cache of keys as the op has it: halves lie like the values', quants as they are there."""
+    if kind != "f16":
+        return values["k_cache"]
+    return values["k_cache"].reshape(values["v_cache"].shape).swapaxes(2, 3)
 
 
 def quantise(values: Any, x: np.ndarray) -> None:

@@ -67,6 +67,29 @@ def test_as_the_reference_interpreter_has_it(tmp_path, device, options):
     assert mean_kl(expected, found) < BOUND[device]
 
 
+@pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
+@pytest.mark.parametrize("device", ["cuda portable", "cuda"])
+def test_a_quantised_cache(tmp_path, device, kv_dtype):
+    sizes = {"n_embd": 256, "n_ff": 512, "n_head": 4, "n_head_kv": 2, "head_dim": 64}
+    tiny = tiny_model(tmp_path / "m.gguf", formats={"*": "Q8_0"}, seed=5, **sizes)
+    ids = ids_of(100)
+    runner = opened(tiny, device, kv_dtype=kv_dtype)
+    found = logits_of(runner, ids)
+    runner.close()
+    truth = logits_of(opened(tiny, "reference", kv_dtype="f32"), ids)
+    loss = mean_kl(truth, logits_of(opened(tiny, "reference", kv_dtype=kv_dtype), ids))
+    assert mean_kl(truth, found) < 1.5 * loss + BOUND[device]
+
+
+def test_the_largest_logits(runner):
+    batch = make_batch([Piece(ids_of(n, seed=n), 0, [s]) for s, n in enumerate((3, 20, 7))])
+    rows = runner.forward(batch).copy()
+    found = runner.leading(batch) if runner.n_leading else None
+    order = np.argsort(-rows, axis=1, kind="stable")[:, : runner.n_leading]
+    assert found is None or np.array_equal(found.ids, order)
+    assert (found is None) == (runner.n_leading == 0)
+
+
 @pytest.fixture(params=WAYS, ids=["portable", "tuned"])
 def runner(request, tmp_path):
     device, options = request.param

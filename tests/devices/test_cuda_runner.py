@@ -97,10 +97,13 @@ def test_tuned_kernels(tmp_path, name, chunk):
     assert {"attention_chunks", "embed", "matmul" if name == "halves" else "matmul_int8"} <= used
 
 
+CACHING = ("attention", "attention_chunks", "hadamard", "kv_append", "rope_append", "rope_turn")
+
+
 @pytest.mark.parametrize("ways", [PORTABLE, EXACT, FAST], ids=["portable", "exact", "fast"])
 @pytest.mark.parametrize("kv_dtype", ["q8_0", "q4_0"])
-def test_a_quantised_cache_takes_portable_kernels(tmp_path, kv_dtype, ways):
-    """The cache and the turn of its heads, as the CPU has them; the products may be tuned."""
+def test_a_quantised_cache(tmp_path, kv_dtype, ways):
+    """Without rounded activations as the CPU has it, else on tuned kernels."""
     tiny = tiny_model(tmp_path / "m.gguf", seed=2, **{**WIDE, "formats": {"*": "Q8_0"}})
     ids = ids_of(70)
     gpu = FakeGpu()
@@ -112,9 +115,11 @@ def test_a_quantised_cache_takes_portable_kernels(tmp_path, kv_dtype, ways):
         assert mean_kl(truth, found) < 1.5 * loss + 5e-3
     else:
         assert mean_kl(expected, found) < 0.1 * loss
-    cached = [unit for unit in gpu.launches if unit.op in ("attention", "hadamard", "kv_append")]
-    assert {unit.op for unit in cached} == {"attention", "hadamard", "kv_append"}
-    assert not any(is_tuned(unit) for unit in cached)
+    cached = {unit.op: is_tuned(unit) for unit in gpu.launches if unit.op in CACHING}
+    fast = ["attention_chunks", "hadamard", "kv_append", "rope_turn"]
+    assert sorted(cached) == (fast if ways is FAST else ["attention", "hadamard", "kv_append"])
+    tuned = {op for op, is_tuned in cached.items() if is_tuned}
+    assert tuned == {PORTABLE: set(), EXACT: {"hadamard"}, FAST: set(fast)}[ways]
 
 
 @pytest.mark.parametrize("name", ["one format", "halves"])

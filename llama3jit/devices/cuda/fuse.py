@@ -34,7 +34,10 @@ from llama3jit.model.plan import Operand, Plan, Row
 Values = dict[str, str | float | int]
 WHERE = ("positions", "seq_of", "block_tables")
 # Tuned kernels that are as exact as the portable ones: float32 in, out and between.
-EXACT = ("add", "add_bias", "embed", "rmsnorm", "rope", "rope_angles", "select_rows", "swiglu")
+EXACT = (
+    *("add", "add_bias", "embed", "hadamard", "rmsnorm", "rope", "rope_angles", "select_rows"),
+    "swiglu",
+)
 
 
 class Lowering:
@@ -184,27 +187,37 @@ class Lowering:
         self.add(op, variant, {"out": out, "weight": packed, **values}, **dims)
 
     def qkv(self, at: int) -> int:
-        """q, k and v of one product; then the rotation of q, and that of k with the cache."""
-        rows = self.rows[at : at + 6]
-        wanted = ["matmul"] * 3 + ["rope", "rope", "kv_append"]
+        """q, k and v of one product; then the rotation of q, and that of k with the cache. In front
+        of a quantised cache all heads are turned on the way."""
+        turns = [row.op for row in self.rows[at + 5 : at + 8]] == ["hadamard"] * 3
+        n_rows = 9 if turns else 6
+        rows = self.rows[at : at + n_rows]
+        wanted = ["matmul"] * 3 + ["rope"] * 2 + ["hadamard"] * (n_rows - 6) + ["kv_append"]
         if not self.tuned_cache or [row.op for row in rows] != wanted:
             return 0
         q, k, v = (str(row.operands["out"]) for row in rows[:3])
-        append = rows[5]
-        rotated = [row.operands["x"] for row in rows[3:5]]
-        cached = [append.operands["k"], append.operands["v"]]
-        if rotated != [q, k] or cached != [k, v] or not self.are_stacked(rows[:3]):
+        append, turn = rows[-1], rows[3].operands["turns"]
+        if [row.operands["x"] for row in rows[3:-1]] != [q, k, q, k, v][: n_rows - 4]:
             return 0
-        if self.unit("rope_append", append.variant) is None:
+        cached = [append.operands["k"], append.operands["v"]]
+        if cached != [k, v] or not self.are_stacked(rows[:3]):
             return 0
         tokens, heads, head_dim = self.lowered.operands[q].shape
         all_heads = int(heads) + 2 * int(self.lowered.operands[k].shape[1])
+        op, variant = ("rope_turn", "") if turns else ("rope_append", append.variant)
+        sizes = {"head_dim": int(head_dim)} if turns else {}
+        if self.unit(op, variant, **sizes) is None:
+            return 0
         qkv = self.buffer("qkv", tokens, all_heads, head_dim)
         self.multiply(rows[:3], qkv)
-        operands: Values = {"q": q, "qkv": qkv, "turns": rows[3].operands["turns"]}
-        operands |= {key: append.operands[key] for key in ("k_cache", "v_cache", *WHERE)}
-        self.add("rope_append", append.variant, operands)
-        return 6
+        operands: Values = {"q": q, "qkv": qkv, "turns": turn}
+        if turns:
+            self.add(op, variant, {**operands, "k": k, "v": v}, **sizes)
+            self.add("kv_append", append.variant, dict(append.operands))
+        else:
+            operands |= {key: append.operands[key] for key in ("k_cache", "v_cache", *WHERE)}
+            self.add(op, variant, operands)
+        return n_rows
 
     def gate_up(self, at: int) -> int:
         """gate and up of one product; then SwiGLU to int8."""
@@ -295,6 +308,8 @@ class Lowering:
             takes_tuned = self.tuned_cache
         if takes_tuned and not self.ways.portable and row.op != "matmul":
             dims = {"T": self.counts.n_tokens}
+            if row.op == "hadamard":
+                dims["head_dim"] = int(self.lowered.operands[str(row.operands["x"])].shape[-1])
             unit = tuned_unit(row.op, row.variant, dims, self.ways.chip)
         self.lowered.append(row, unit or portable_unit(row.op, row.variant))
         return 1

@@ -7,14 +7,19 @@ from kernels_cuda import TUNED
 from kernels_cuda.layouts import packed_shape
 from llama3jit.model.plan import Plan, Row
 
-FOLLOWED_BY = {3: ["rope", "rope", "kv_append"], 2: ["swiglu"]}
+# How many products, and what follows them.
+FOLLOWED_BY = (
+    (3, ["rope", "rope", "kv_append"]),
+    (3, ["rope", "rope", "hadamard", "hadamard", "hadamard", "kv_append"]),
+    (2, ["swiglu"]),
+)
 
 
 def stacks(plan: Plan) -> dict[str, list[str]]:
     """For each weight in a stack, the names of all weights of it in order."""
     found: dict[str, list[str]] = {}
     for at in range(len(plan.rows)):
-        for count, following in FOLLOWED_BY.items():
+        for count, following in FOLLOWED_BY:
             rows = plan.rows[at : at + count]
             after = plan.rows[at + count : at + count + len(following)]
             if [row.op for row in after] == following and _fit(rows, plan):
