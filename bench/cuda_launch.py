@@ -108,6 +108,8 @@ class Gpu:
         address = self.alloc(array.nbytes)
         if array.nbytes:
             check(self.cuda.cuMemcpyHtoD(address, array.ctypes.data, array.nbytes))
+            # Small copies may return before they are done, and the stream does not wait for them.
+            check(self.cuda.cuCtxSynchronize())
         return address
 
     def get(self, address: int, like: np.ndarray) -> np.ndarray:

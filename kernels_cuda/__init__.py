@@ -64,6 +64,14 @@ def _each(names: tuple[str, ...], sizes: tuple[int, ...]) -> tuple[str, ...]:
     return tuple(f"{name}:{size}" for name in names for size in sizes)
 
 
+def _wide() -> tuple[str, ...]:
+    """Each format with each tile that there is room for."""
+    from kernels_cuda.wide import piece_bytes, pieces_of
+
+    formats = (*INT8, *FLOATS)
+    return tuple(f"{n}:{size}" for n in formats for size in WIDE if pieces_of(size, piece_bytes(n)))
+
+
 # Op -> the module that holds its tuned kernel, and the variants that it has there.
 TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "add": ("kernels_cuda.elementwise", ("",)),
@@ -75,7 +83,7 @@ TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "hadamard": ("kernels_cuda.turn", _each(("",), HEAD_DIMS)),
     "kv_append": ("kernels_cuda.kv_append", KV_DTYPES),
     "halve": ("kernels_cuda.wide", FLOATS),
-    "matmul_halves": ("kernels_cuda.wide", _each((*INT8, *FLOATS), WIDE)),
+    "matmul_halves": ("kernels_cuda.wide", _wide()),
     "matmul": ("kernels_cuda.matmul", _each(FLOATS, FEW)),
     "matmul_int8": ("kernels_cuda.matmul", _each(INT8, FEW)),
     "pack": ("kernels_cuda.pack", (*INT8, *FLOATS)),

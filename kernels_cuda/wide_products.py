@@ -28,7 +28,7 @@ from kernels_cuda.ptx import (
 )
 from kernels_cuda.rings import fetch, open_ring
 from kernels_cuda.wgmma import keep, multiply, store, with_kept, zeros
-from kernels_cuda.wide import BARRIERS, TILES
+from kernels_cuda.wide import BARRIERS, TILES, pieces_of
 
 f32, i64, u32 = types.float32, types.int64, types.uint32
 device = cuda.jit(device=True)
@@ -132,7 +132,8 @@ def make(name, tokens):
     per_shift = per_piece.bit_length() - 1
     in_tiles = name not in FRAGMENTS
     halves = "bf16" if name == "bf16" else "f16"
-    stages, pieces, groups, shares = TILES[tokens]
+    stages, _, groups, shares = TILES[tokens]
+    pieces = pieces_of(tokens, piece)
     stage_mask, stage_shift = stages - 1, stages.bit_length() - 1
     stage_bytes = tokens * 128
     copies = max(1, tokens // 128)

@@ -49,6 +49,17 @@ def test_a_kernel_compiles_for_other_gpus(op, variant, arch):
     assert assemble(text, arch)[1]["spills"] == 0
 
 
+@pytest.mark.parametrize("name", [*kernels_cuda.INT8, *kernels_cuda.FLOATS])
+def test_every_number_of_tokens_has_a_product_that_fits_into_shared_memory(name):
+    for tokens in range(9, 300):
+        dims = {"T": tokens, "N": 4096, "K": 4096, "size": 0}
+        variant = kernels_cuda.variant_of("matmul_halves", name, dims)
+        assert variant in kernels_cuda.TUNED["matmul_halves"][1]
+        launch = kernels_cuda.launch("matmul_halves", variant, dims)
+        # A kilobyte is static.
+        assert launch.shared + 1024 <= 227 * 1024
+
+
 def test_shapes_of_launches_need_no_compiler():
     dims = {"T": 1, "N": 4096, "K": 4096}
     launch = kernels_cuda.launch("matmul_int8", "q4_0:1", dims)

@@ -54,7 +54,7 @@ def test_products_of_halves(gpu, variant, tokens):
         assert error(found["out"], expected) < 2e-6, (n, k)
 
 
-MANY = [(9, 16), (16, 40), (33, 129), (64, 272), (100, 130), (129, 64), (300, 257)]
+MANY = [(9, 16), (16, 40), (24, 72), (33, 129), (64, 272), (100, 130), (129, 64), (300, 257)]
 
 
 @pytest.mark.parametrize(("tokens", "n"), MANY)

@@ -39,8 +39,13 @@ def signature_of(op: str) -> Signature:
 def tuned_unit(op: str, variant: str, dims: Mapping[str, int], chip: Chip) -> Unit | None:
     """The op's tuned kernel in this variant for these dims (T, N, K, head_dim), if there is one for
     the chip."""
+    return _tuned_unit(op, variant, tuple(dims.items()), chip)
+
+
+@cache
+def _tuned_unit(op: str, variant: str, dims: tuple[tuple[str, int], ...], chip: Chip) -> Unit | None:
     tell_kernels(chip)
-    found = kernels_cuda.variant_of(op, variant, dims)
+    found = kernels_cuda.variant_of(op, variant, dict(dims))
     unit = None if found is None else Unit(kernels_cuda.TUNED[op][0], op, found)
     return unit if unit is not None and suits(unit, chip.capability) else None
 

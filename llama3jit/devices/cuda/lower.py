@@ -107,16 +107,19 @@ def lower(plan: Plan, ways: Ways, counts: Counts) -> Lowered:
 def lower_all(plan: Plan, ways: Ways, limits: Limits) -> Lowered:
     """All units, operands and packed weights that passes of any number of tokens have."""
     every = Lowered()
+    rows: dict[Unit, Row] = {}
     for count in sorted({*counts_up_to(limits.max_tokens), limits.max_logits_rows}):
-        for alone in (False, True):
+        # Elsewhere it makes no difference.
+        for alone in (False, True) if SHORT < count <= FEW_ALONE else (False,):
             lowered = lower(plan, ways, Counts(count, count, alone, not ways.portable))
             for row, unit in zip(lowered.rows, lowered.units, strict=True):
-                if unit not in every.units:
-                    every.append(row, unit)
+                rows.setdefault(unit, row)
             # Buffers only grow with the count.
             every.operands |= lowered.operands
             every.packed |= lowered.packed
             every.views |= lowered.views
+    for unit, row in rows.items():
+        every.append(row, unit)
     return every
 
 
