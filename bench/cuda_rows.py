@@ -66,6 +66,7 @@ def measure(runner: CudaRunner, n_tokens: int, context: int) -> list[Kind]:
     lowered = runner.lower(shape)
     sizes = sizes_of(shape, runner.limits)
     _, addresses, _ = runner._batch_arrays(shape)
+    addresses |= runner.buffers(lowered, shape)
     kinds: dict[Any, list[Any]] = {}
     for row, unit in zip(lowered.rows, lowered.units, strict=True):
         dims = dims_of(row, lowered.operands, sizes)

@@ -8,12 +8,13 @@ from fake_gpu import FakeGpu, kernels
 from float64_llama import forward, mean_kl
 from tiny_model import MIXED, tiny_model
 
-from llama3jit.compile.cuda.units import Chip, is_tuned
+from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of
 from llama3jit.devices.choose import make_limits
+from llama3jit.devices.cuda.arrange import MADE, arranged
 from llama3jit.devices.cuda.lower import Counts, Ways, fit_limits, lower, lower_all
-from llama3jit.devices.cuda.memory import check_memory, place_operands
+from llama3jit.devices.cuda.memory import check_memory, nbytes_of, place_operands
 from llama3jit.devices.cuda.runner import CudaRunner
-from llama3jit.devices.cuda.shapes import Shape, shape_of
+from llama3jit.devices.cuda.shapes import Shape, shape_of, sizes_of
 from llama3jit.devices.cuda.timing import timed_rows
 from llama3jit.errors import (
     CancelledError,
@@ -253,7 +254,8 @@ def test_places_do_not_overlap(models):
     plan = build_plan(config, gguf.tensors)
     limits = make_limits(config, 192, 8, 128)
     places, used = place_operands(lower_all(plan, FAST, limits), limits)
-    for use, total in used.items():
+    for use in ("weights", "kv"):
+        total = used[use]
         inside = sorted((p.offset, p.nbytes) for p in places.values() if p.use == use)
         ends = [offset + nbytes for offset, nbytes in inside]
         assert all(
@@ -261,6 +263,55 @@ def test_places_do_not_overlap(models):
         )
         assert all(offset % 256 == 0 for offset, _ in inside)
     assert used["kv"] == 2 * 2 * limits.n_blocks * 2 * 64 * 16 * 2  # K, V; layers; heads; f16
+
+
+@pytest.mark.parametrize("name", TUNED_MODELS)
+@pytest.mark.parametrize("ways", [PORTABLE, FAST], ids=["portable", "fast"])
+def test_buffers_share_memory_but_not_what_they_hold(tmp_path, name, ways):
+    """A row finds what was last written to each buffer that it reads."""
+    tiny = tiny_model(tmp_path / "m.gguf", **{**WIDE, **TUNED_MODELS[name], "n_layer": 2})
+    gguf = open_gguf(tiny.path)
+    config = read_config(gguf)
+    plan = build_plan(config, gguf.tensors, "q8_0")
+    limits = fit_limits(plan, ways, make_limits(config, 512, 8, 256))
+    arena = lower_all(plan, ways, limits).arena
+    for n_tokens, n_rows, alone in [(1, 1, 0), (8, 8, 1), (32, 32, 1), (256, 1, 0), (256, 0, 0)]:
+        shape = Shape(n_tokens, n_rows, min(n_tokens, 8), 8, bool(alone))
+        sizes = sizes_of(shape, limits)
+        lowered = lower(plan, ways, Counts(n_tokens, n_rows, bool(alone), bool(n_rows), 8))
+        offsets, total = arranged(lowered, sizes)
+        assert total <= arena
+        nbytes = {n: nbytes_of(lowered.operands[n], sizes) for n in offsets}
+        assert total < sum(nbytes.values())
+        written: dict[str, int] = {}
+        for i, row in enumerate(lowered.rows):
+            signature = signature_of(row.op)
+            arrays = [p.name for p in signature.parameters if p.is_array]
+            for parameter in arrays:
+                operand = row.operands[parameter]
+                if operand in offsets and parameter not in MADE.get(row.op, ()):
+                    assert operand in written, f"{row.op} reads {operand}, which nothing wrote"
+            for parameter in arrays:
+                operand = row.operands[parameter]
+                if operand in offsets and not overlaps(operand, row, arrays, offsets, nbytes):
+                    low, high = offsets[operand], offsets[operand] + nbytes[operand]
+                    if parameter in MADE.get(row.op, ()):
+                        for other in list(written):
+                            if offsets[other] < high and low < offsets[other] + nbytes[other]:
+                                del written[other]
+                        written[operand] = i
+        for kept in ("logits", "leading") if n_rows and ways is FAST else ():
+            assert kept in written
+
+
+def overlaps(operand, row, arrays, offsets, nbytes):
+    """Whether a row's operand shares a byte with another of the row: never."""
+    for parameter in arrays:
+        other = row.operands[parameter]
+        if other in offsets and other != operand:
+            low, high = offsets[other], offsets[other] + nbytes[other]
+            assert high <= offsets[operand] or offsets[operand] + nbytes[operand] <= low
+    return False
 
 
 def test_too_little_memory_says_what_would_fit(models):

@@ -43,7 +43,9 @@ def tuned_unit(op: str, variant: str, dims: Mapping[str, int], chip: Chip) -> Un
 
 
 @cache
-def _tuned_unit(op: str, variant: str, dims: tuple[tuple[str, int], ...], chip: Chip) -> Unit | None:
+def _tuned_unit(
+    op: str, variant: str, dims: tuple[tuple[str, int], ...], chip: Chip
+) -> Unit | None:
     tell_kernels(chip)
     found = kernels_cuda.variant_of(op, variant, dict(dims))
     unit = None if found is None else Unit(kernels_cuda.TUNED[op][0], op, found)

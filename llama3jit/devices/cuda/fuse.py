@@ -15,6 +15,7 @@ from llama3jit.devices.cuda.lower import (
     CACHE_OPS,
     FEW,
     FEW_ALONE,
+    MOST_CHUNKS,
     SHORT,
     Counts,
     Lowered,
@@ -246,7 +247,10 @@ class Lowering:
         _, heads, head_dim = self.lowered.operands[q].shape
         size, n_tokens = int(head_dim), self.counts.n_tokens
         many = many_attention(row, size, self.ways)
-        if many is not None and n_tokens > (FEW_ALONE if self.counts.alone else SHORT):
+        few = FEW_ALONE if self.counts.alone else SHORT
+        if n_tokens * self.counts.n_blocks > MOST_CHUNKS:
+            few = 1
+        if many is not None and n_tokens > few:
             self.lowered.append(row, many)
             return 1
         assert n_tokens <= FEW_ALONE

@@ -15,7 +15,8 @@ from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, tell_kern
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
 from llama3jit.devices.bind import bind_dims
-from llama3jit.devices.cuda.shapes import counts_up_to
+from llama3jit.devices.cuda.arrange import arranged
+from llama3jit.devices.cuda.shapes import Shape, counts_up_to, most_blocks, sizes_of
 from llama3jit.model.plan import Operand, Plan, Row
 
 THREADS = 64  # of a block of a portable kernel
@@ -26,6 +27,9 @@ CACHE_OPS = ("kv_append", "attention")
 # Tokens up to which attention is summed by chunks, whose sums take memory for each token: always,
 # and where every token is of another sequence.
 FEW, FEW_ALONE = 64, 128
+# Tokens times KV blocks up to which there is memory for the sums of chunks, where attention of many
+# tokens could be taken in their place.
+MOST_CHUNKS = 4096
 # Tokens up to which that is faster than attention of many tokens, if they are of one sequence.
 SHORT = 16
 MOST_SHARED_HEADS = 16  # query heads to a KV head, for the tuned attention
@@ -51,13 +55,14 @@ class Ways:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Tokens of a pass, rows of logits, whether every token is of another sequence, and whether the
-    largest logits of each row are found at the end."""
+    """Tokens of a pass, rows of logits, whether every token is of another sequence, whether the
+    largest logits of each row are found at the end, and KV blocks of the longest sequence."""
 
     n_tokens: int
     n_rows: int
     alone: bool = False
     leading: bool = False
+    n_blocks: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +86,7 @@ class Lowered:
     operands: dict[str, Operand] = field(default_factory=dict)
     packed: dict[str, list[Part]] = field(default_factory=dict)
     views: dict[str, tuple[str, int]] = field(default_factory=dict)
+    arena: int = 0  # bytes that the buffers share, of `lower_all` alone
 
     def append(self, row: Row, unit: Unit) -> None:
         self.rows.append(row)
@@ -105,19 +111,26 @@ def lower(plan: Plan, ways: Ways, counts: Counts) -> Lowered:
 
 
 def lower_all(plan: Plan, ways: Ways, limits: Limits) -> Lowered:
-    """All units, operands and packed weights that passes of any number of tokens have."""
+    """All units, operands and packed weights that passes of any number of tokens have, and the
+    bytes that the buffers of a pass share."""
     every = Lowered()
     rows: dict[Unit, Row] = {}
+    most = most_blocks(limits)
     for count in sorted({*counts_up_to(limits.max_tokens), limits.max_logits_rows}):
-        # Elsewhere it makes no difference.
-        for alone in (False, True) if SHORT < count <= FEW_ALONE else (False,):
-            lowered = lower(plan, ways, Counts(count, count, alone, not ways.portable))
+        kinds = {(False, most)}
+        if SHORT < count <= FEW_ALONE:  # elsewhere it makes no difference
+            kinds |= {(True, 1), (True, most)}
+        for alone, n_blocks in kinds:
+            n_rows = min(count, limits.max_logits_rows)
+            counts = Counts(count, n_rows, alone, not ways.portable, n_blocks)
+            lowered = lower(plan, ways, counts)
             for row, unit in zip(lowered.rows, lowered.units, strict=True):
                 rows.setdefault(unit, row)
-            # Buffers only grow with the count.
             every.operands |= lowered.operands
             every.packed |= lowered.packed
             every.views |= lowered.views
+            shape = Shape(count, n_rows, min(count, limits.max_sequences), n_blocks, alone)
+            every.arena = max(every.arena, arranged(lowered, sizes_of(shape, limits))[1])
     for unit, row in rows.items():
         every.append(row, unit)
     return every

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from llama3jit.devices import Limits
+from llama3jit.devices.cuda.arrange import ALIGNMENT
 from llama3jit.devices.cuda.lower import Lowered
 from llama3jit.devices.cuda.shapes import extent, largest_shape, sizes_of
 from llama3jit.errors import MemoryLimitError
 from llama3jit.model.plan import Operand
 from llama3jit.ops.signature import DTYPES
 
-ALIGNMENT = 256
 # For compiled kernels, graphs and what the driver keeps beside them.
 RESERVE_BYTES = 192 * 2**20
 USES = {
@@ -22,8 +22,6 @@ USES = {
     "vector": "weights",
     "table": "weights",
     "cache": "kv",
-    "buffer": "buffers",
-    "batch": "buffers",
 }
 
 
@@ -42,13 +40,14 @@ def nbytes_of(operand: Operand, sizes: dict[str, int]) -> int:
 
 
 def place_operands(lowered: Lowered, limits: Limits) -> tuple[dict[str, Place], dict[str, int]]:
-    """A place for every operand, aligned, as large as it can get; and the bytes of each use."""
+    """A place for every operand that stays, aligned; and the bytes of each use. Batches and buffers
+    lie elsewhere in every shape, views in other operands."""
     sizes = sizes_of(largest_shape(limits), limits)
-    used = dict.fromkeys(USES.values(), 0)
+    used = {**dict.fromkeys(USES.values(), 0), "buffers": lowered.arena}
     places = {}
     for name, operand in lowered.operands.items():
-        if operand.kind in ("batch", "view"):
-            continue  # the former lie elsewhere in every shape, the latter in other operands
+        if operand.kind not in USES:
+            continue
         use, nbytes = USES[operand.kind], nbytes_of(operand, sizes)
         places[name] = Place(use, used[use], nbytes)
         used[use] += -(-nbytes // ALIGNMENT) * ALIGNMENT

@@ -15,6 +15,7 @@ from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, symbol
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Leading, Limits
 from llama3jit.devices.check import check_batch
+from llama3jit.devices.cuda.arrange import arranged
 from llama3jit.devices.cuda.lower import (
     Counts,
     Lowered,
@@ -56,15 +57,17 @@ class CudaRunner:
         kernels: Mapping[Unit, Any],
         *,
         ways: Ways,
+        lowered: Lowered | None = None,
     ) -> None:
-        """`gpu` is a driver.Gpu, which the runner owns from now on; `kernels` has a loaded kernel
-        for each unit of the plan as `lower_all` lowers it, and for those that pack."""
+        """`gpu` is a driver.Gpu, which the runner owns from now on; `lowered` is what `lower_all`
+        makes of the plan; `kernels` has a loaded kernel for each unit of it, and for those that
+        pack."""
         self.limits = limits
         self.device = f"cuda:{gpu.ordinal}"
         self.n_leading = n_leading(ways, limits.vocab_size)
         self._plan = plan
         self._ways = ways
-        self.lowered = lower_all(plan, ways, limits)
+        self.lowered = lowered or lower_all(plan, ways, limits)
         self.gpu = gpu
         self._kernels = kernels
         self._cancelled = threading.Event()
@@ -74,6 +77,7 @@ class CudaRunner:
         try:
             self._places, self.memory = place_operands(self.lowered, limits)
             self._bases = {use: gpu.allocate(size) for use, size in self.memory.items()}
+            self._arena = self._bases["buffers"], self.memory["buffers"]
             self._stage()
             self._upload(gguf, config)
         except BaseException:
@@ -94,7 +98,7 @@ class CudaRunner:
         nbytes = sum(nbytes_of(operand, sizes) for operand in batch)
         self._batch_host = self.gpu.pinned(nbytes)
         self._batch_address = self.gpu.allocate(nbytes)
-        self._logits_host = self.gpu.pinned(self._places["logits"].nbytes)
+        self._logits_host = self.gpu.pinned(nbytes_of(self.lowered.operands["logits"], sizes))
 
     def _upload(self, gguf: Any, config: ModelConfig) -> None:
         uploader = Uploader(self.gpu)
@@ -186,13 +190,14 @@ class CudaRunner:
 
     def lower(self, shape: Shape, leading: bool = False) -> Lowered:
         """The rows of a pass of this shape."""
-        counts = Counts(shape.n_tokens, shape.n_rows, shape.alone, leading)
+        counts = Counts(shape.n_tokens, shape.n_rows, shape.alone, leading, shape.n_blocks)
         return lower(self._plan, self._ways, counts)
 
     def _captured(self, shape: Shape, leading: bool) -> tuple[Any, dict[str, NDArray[Any]]]:
         """The graph for a shape, and the arrays in pinned memory that it reads a batch from."""
         held, addresses, nbytes = self._batch_arrays(shape)
         lowered = self.lower(shape, leading)
+        addresses |= self.buffers(lowered, shape)
         sizes = sizes_of(shape, self.limits)
         name, width = ("leading", WORDS) if leading else ("logits", self.limits.vocab_size)
         found = self._logits_host[: 4 * shape.n_rows * width]
@@ -209,10 +214,20 @@ class CudaRunner:
                 )
                 overlap = True
             if found.nbytes:
-                self.gpu.download(found, self._address(name))
+                self.gpu.download(found, addresses[name])
 
         self._graphs[shape, leading] = self.gpu.capture(work), held
         return self._graphs[shape, leading]
+
+    def buffers(self, lowered: Lowered, shape: Shape) -> dict[str, int]:
+        """The addresses of the buffers of a pass. Passes share their memory; should one need more,
+        it gets memory of its own."""
+        offsets, total = arranged(lowered, sizes_of(shape, self.limits))
+        base, size = self._arena
+        if total > size:
+            base, size = self.gpu.allocate(total), total
+            self._arena = base, size
+        return {name: base + offset for name, offset in offsets.items()}
 
     def _batch_arrays(self, shape: Shape) -> tuple[dict[str, NDArray[Any]], dict[str, int], int]:
         """The arrays of a batch one after the other: host views, device addresses, bytes in all."""
@@ -228,16 +243,17 @@ class CudaRunner:
         return held, addresses, at
 
     def _arguments(
-        self, row: Row, batch: Mapping[str, int], dims: Mapping[str, int]
+        self, row: Row, passing: Mapping[str, int], dims: Mapping[str, int]
     ) -> list[int | np.float32]:
-        """The arguments of a row's kernel; `batch` has the addresses of the arrays of a batch."""
+        """The arguments of a row's kernel; `passing` has the addresses of what is the pass's own:
+        the arrays of the batch and the buffers."""
         signature = signature_of(row.op)
         arguments: list[int | np.float32] = []
         for parameter in signature.parameters:
             value = row.operands.get(parameter.name)
             if parameter.is_array:
                 name = str(value)
-                arguments.append(batch[name] if name in batch else self._address(name))
+                arguments.append(passing[name] if name in passing else self._address(name))
             elif not parameter.is_function:
                 number = float(value)  # type: ignore[arg-type]
                 arguments.append(int(number) if parameter.dtype == "i64" else np.float32(number))
@@ -301,7 +317,7 @@ def open_on_gpu(
             unit: gpu.load(image, code.is_ptx[unit], symbol(unit))
             for unit, image in code.images.items()
         }
-        return CudaRunner(gguf, config, plan, limits, gpu, kernels, ways=ways)
+        return CudaRunner(gguf, config, plan, limits, gpu, kernels, ways=ways, lowered=lowered)
     except BaseException:
         gpu.close()
         raise

@@ -30,6 +30,7 @@ def timed_rows(runner: CudaRunner, batch: Batch, repeats: int) -> tuple[list[Tim
     shape = shape_of(runner.limits, n_tokens, len(batch.logits_rows), n_blocks, alone)
     lowered, sizes = runner.lower(shape), sizes_of(shape, runner.limits)
     _, addresses, _ = runner._batch_arrays(shape)
+    addresses |= runner.buffers(lowered, shape)
     kinds: dict[Any, list[int]] = {}
     for i, (row, unit) in enumerate(zip(lowered.rows, lowered.units, strict=True)):
         dims = dims_of(row, lowered.operands, sizes)
