@@ -62,7 +62,7 @@ def measure(runner: CudaRunner, n_tokens: int, context: int) -> list[Kind]:
     piece = Piece([1] * n_tokens, context, list(range(n_blocks)))
     runner.forward(make_batch([piece]))
     shape = shape_of(runner.limits, n_tokens, 1, n_blocks)
-    graph, _ = runner._graphs[shape, False]
+    graph, _, _ = runner._graphs[shape, False]
     lowered = runner.lower(shape)
     sizes = sizes_of(shape, runner.limits)
     _, addresses, _ = runner._batch_arrays(shape)

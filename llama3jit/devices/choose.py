@@ -21,7 +21,7 @@ PRECISIONS = ("fast", "exact")
 
 DEFAULT_N_CTX = 8192  # or what the model was made for, if that is less
 MAX_N_CTX = 2**31 - 65  # positions are int32
-MAX_TOKENS, MAX_TOKENS_GPU = 512, 2048  # of a batch
+MAX_TOKENS, MAX_TOKENS_GPU = 512, 1024  # of a batch
 LOGITS_BYTES = 64 * 2**20  # for scoring, which wants many rows; untouched, they take no memory
 # What Python, the libraries and the tokenizer take beside the model.
 OVERHEAD_BYTES = 120 * 2**20
@@ -45,7 +45,7 @@ def open_runner(
 
     `n_ctx` is the tokens of one sequence; all sequences share a cache of that many tokens. By
     default it is the model's own context, at most 8192. `max_sequences` and `max_tokens` bound one
-    batch; by default `max_tokens` is 512, on a GPU 2048. `kv_dtype`, one of KV_DTYPES, is the type
+    batch; by default `max_tokens` is 512, on a GPU 1024. `kv_dtype`, one of KV_DTYPES, is the type
     of the cache; q8_0 and q4_0 need a head_dim that is a multiple of 32. `precision` "exact" keeps
     activations in float32; "fast" rounds them to int8 or halves for quantised weights. `meanwhile`
     is called once, when the interpreter is about to be idle.

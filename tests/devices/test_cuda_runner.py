@@ -163,8 +163,15 @@ def test_without_leading_logits_the_engine_takes_whole_rows(tmp_path):
     assert on_fake(tiny, ways=PORTABLE).n_leading == 0
     gpu = FakeGpu()
     runner = on_fake(tiny, gpu, "f16", ways=FAST)
+    batch = make_batch([Piece([1, 2], 0, [0])])
+    rows = runner.forward(batch).copy()
     gpu.leading = lambda unit, values, *_: values["leading"].fill(-1)
-    assert runner.leading(make_batch([Piece([1, 2], 0, [0])])) is None
+    assert runner.leading(batch) is None
+    launches = len(gpu.launches)
+    assert np.array_equal(runner.forward(batch), rows)
+    assert len(gpu.launches) == launches, "the rows were still there"
+    assert np.array_equal(runner.forward(batch), rows)
+    assert len(gpu.launches) > launches
 
 
 def ops_of(tiny, counts, ways=FAST):

@@ -273,6 +273,7 @@ def arrays() -> dict[str, Any]:
         "shared": shared,
         "registers": lambda n, dtype: lambda: [None] * n,
         "dynamic_shared": lambda: SHARED,
+        "matrix_u8": None,
     }
 
 

@@ -41,6 +41,9 @@ from llama3jit.model.plan import Operand, Plan, Row
 if TYPE_CHECKING:
     from llama3jit.compile.build import Progress
 
+# The graph of a pass, the arrays in pinned memory that it reads a batch from, and where it leaves the
+# logits.
+Captured = tuple[Any, dict[str, NDArray[Any]], int]
 NO_SEQUENCE = -1  # that of a token which only fills a batch up
 
 
@@ -71,7 +74,10 @@ class CudaRunner:
         self.gpu = gpu
         self._kernels = kernels
         self._cancelled = threading.Event()
-        self._graphs: dict[tuple[Shape, bool], tuple[Any, dict[str, NDArray[Any]]]] = {}
+        self._graphs: dict[tuple[Shape, bool], Captured] = {}
+        self._logits_address = 0  # where the last pass left them
+        # A batch whose logits are on the device, though only the largest were asked for.
+        self._left: tuple[Batch, int] | None = None
         self._failure: str | None = None
         self._open = True
         try:
@@ -144,7 +150,10 @@ class CudaRunner:
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""
-        self._run(batch, leading=False)
+        if self._left is not None and self._left[0] is batch:
+            self._fetch_rows(self._left[1], len(batch.logits_rows))
+        else:
+            self._run(batch, leading=False)
         n_rows, n_vocab = len(batch.logits_rows), self.limits.vocab_size
         logits: NDArray[np.float32] = self._logits_host.view(np.float32)
         return logits[: n_rows * n_vocab].reshape(n_rows, n_vocab)
@@ -155,12 +164,29 @@ class CudaRunner:
         n_rows = len(batch.logits_rows)
         found = self._logits_host.view(np.int32)[: n_rows * WORDS].reshape(n_rows, WORDS)
         if ((found[:, 0] < LEADING) | (found[:, 0] > ROOM)).any():
+            self._left = batch, self._logits_address
             return None
         ids, bits = found[:, 1 : 1 + LEADING], found[:, 1 + LEADING :]
         return Leading(ids, bits.view(np.float32))
 
+    def _fetch_rows(self, address: int, n_rows: int) -> None:
+        """Copy logits that are still on the device."""
+        self._left = None
+        self.gpu.enter()
+        try:
+            self.gpu.download(self._logits_host[: 4 * n_rows * self.limits.vocab_size], address)
+            self.gpu.synchronize()
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _failed(self, error: Exception) -> DeviceError:
+        """The driver reports an error of a kernel with every later call, so this is the end."""
+        self._failure = str(error)
+        return DeviceError(f"{error}; load the model again, or use device='cpu'")
+
     def _run(self, batch: Batch, *, leading: bool) -> None:
         """One pass, after which what was asked for is in pinned memory."""
+        self._left = None
         if not self._open:
             raise DeviceError("the model is closed")
         if self._failure is not None:
@@ -174,7 +200,8 @@ class CudaRunner:
         try:
             self._stop_if_cancelled()
             self.gpu.enter()
-            graph, held = self._graphs.get((shape, leading)) or self._captured(shape, leading)
+            made = self._graphs.get((shape, leading)) or self._captured(shape, leading)
+            graph, held, self._logits_address = made
             fill(held, batch)
             self.gpu.run(graph)
             self.gpu.synchronize()
@@ -182,9 +209,7 @@ class CudaRunner:
         except CancelledError:
             raise
         except Exception as error:
-            # The driver reports an error of a kernel with every later call, so this is the end.
-            self._failure = str(error)
-            raise DeviceError(f"{error}; load the model again, or use device='cpu'") from error
+            raise self._failed(error) from error
         finally:
             self.begin()
 
@@ -193,8 +218,8 @@ class CudaRunner:
         counts = Counts(shape.n_tokens, shape.n_rows, shape.alone, leading, shape.n_blocks)
         return lower(self._plan, self._ways, counts)
 
-    def _captured(self, shape: Shape, leading: bool) -> tuple[Any, dict[str, NDArray[Any]]]:
-        """The graph for a shape, and the arrays in pinned memory that it reads a batch from."""
+    def _captured(self, shape: Shape, leading: bool) -> Captured:
+        """Capture the pass of a shape."""
         held, addresses, nbytes = self._batch_arrays(shape)
         lowered = self.lower(shape, leading)
         addresses |= self.buffers(lowered, shape)
@@ -216,7 +241,8 @@ class CudaRunner:
             if found.nbytes:
                 self.gpu.download(found, addresses[name])
 
-        self._graphs[shape, leading] = self.gpu.capture(work), held
+        graph = self.gpu.capture(work)
+        self._graphs[shape, leading] = graph, held, addresses.get("logits", 0)
         return self._graphs[shape, leading]
 
     def buffers(self, lowered: Lowered, shape: Shape) -> dict[str, int]:
@@ -274,7 +300,7 @@ class CudaRunner:
     def close(self) -> None:
         """See Runner."""
         self._open = False
-        for graph, _ in self._graphs.values():
+        for graph, _, _ in self._graphs.values():
             self.gpu.forget(graph)
         self._graphs.clear()
         self.gpu.close()

@@ -61,7 +61,7 @@ def timed_rows(runner: CudaRunner, batch: Batch, repeats: int) -> tuple[list[Tim
         )
         for row, unit, took in zip(lowered.rows, lowered.units, seconds, strict=True)
     ]
-    whole, _ = runner._graphs[shape, False]
+    whole, _, _ = runner._graphs[shape, False]
     return rows, time_graph(runner.gpu, whole, repeats)
 
 
