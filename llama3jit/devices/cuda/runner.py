@@ -41,8 +41,8 @@ from llama3jit.model.plan import Operand, Plan, Row
 if TYPE_CHECKING:
     from llama3jit.compile.build import Progress
 
-# The graph of a pass, the arrays in pinned memory that it reads a batch from, and where it leaves the
-# logits.
+# The graph of a pass, the arrays in pinned memory that it reads a batch from, and where it leaves
+# the logits.
 Captured = tuple[Any, dict[str, NDArray[Any]], int]
 NO_SEQUENCE = -1  # that of a token which only fills a batch up
 
