@@ -4,13 +4,14 @@ MODEL  ?= smollm2-135m-instruct
 BIN    := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help chat test lint fmt bench docs kernels wheel clean
+.PHONY: help chat test test-gpu lint fmt bench docs kernels wheel clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 10
 
 # A whole environment has a python that starts and a pip with its record; else it is made again.
 # What an interrupted install left behind looks installed, so it is installed over.
+COMMA := ,
 define install
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo 'Python 3.11 or newer is needed: make PYTHON=python3.12 ...' >&2; exit 1; }
@@ -34,9 +35,13 @@ $(VENV)/.test-installed: pyproject.toml
 	$(call install,.[test])
 	@touch $(VENV)/.installed
 
+$(VENV)/.gpu-installed: pyproject.toml
+	$(call install,.[test$(COMMA)cuda-jit])
+	@touch $(VENV)/.installed $(VENV)/.test-installed
+
 # A python that is gone (another version was installed, the folder was moved) is no environment.
 ifneq ($(shell $(BIN)/python -c 'print(1)' 2>/dev/null),1)
-.PHONY: $(VENV)/.installed $(VENV)/.test-installed $(VENV)/.wheel-installed
+.PHONY: $(VENV)/.installed $(VENV)/.test-installed $(VENV)/.gpu-installed $(VENV)/.wheel-installed
 endif
 
 chat: $(VENV)/.installed  ## install, fetch the default model, chat
@@ -46,6 +51,10 @@ chat: $(VENV)/.installed  ## install, fetch the default model, chat
 test: $(VENV)/.test-installed  ## run the tests; those on real weights too, if the model can be had
 	@$(BIN)/python -m llama3jit pull $(MODEL) >/dev/null || echo 'without the tests on $(MODEL)' >&2
 	@$(BIN)/python -m pytest -q -m 'not slow and not gpu'
+
+test-gpu: $(VENV)/.gpu-installed  ## compile every GPU kernel; where there is a GPU, run the tests on it
+	@$(BIN)/python -m pytest -q tests/compile/test_cuda_kernels.py
+	@$(BIN)/python -m pytest -q -m gpu
 
 lint: $(VENV)/.test-installed  ## ruff and mypy
 	@$(BIN)/python -m ruff format --check .
@@ -63,8 +72,8 @@ bench: $(VENV)/.installed  ## speed of the default model
 docs: $(VENV)/.installed  ## rewrite the generated parts of docs/
 	@$(BIN)/python docs/generate.py
 
-kernels: $(VENV)/.installed  ## compile all kernels for all processor levels, for shipping
-	@$(BIN)/python -m llama3jit compile --target all --out llama3jit/_kernels >/dev/null
+kernels: $(VENV)/.wheel-installed  ## compile all kernels for all processor levels and GPUs, for shipping
+	@$(BIN)/python -m llama3jit compile --target all --target cuda --out llama3jit/_kernels >/dev/null
 
 # The shared libraries call nothing newer than glibc 2.28 has; auditwheel looks.
 PLATFORM := manylinux_2_28_x86_64

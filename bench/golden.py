@@ -1,6 +1,7 @@
 """How close the logits are to the truth: a float64 forward pass of the dequantised weights.
 
-    python bench/golden.py [--model MODEL] [--golden FILE] [--threads N] [--kv-dtypes A,B] [--json]
+    python bench/golden.py [--model MODEL] [--golden FILE] [--device D] [--threads N]
+        [--kv-dtypes A,B] [--json]
 
 The golden file has, for each input, ids [T], the 64 largest logits of every row by float64
 (top_ids, top_logits) and the log-sum-exp of the row (lse), and llama.cpp's logits at the same ids
@@ -75,6 +76,7 @@ def measure(
     mode: str,
     threads: int | None = None,
     kv_dtype: str | None = None,
+    device: str = "cpu",
 ) -> Table:
     """For each input and "all": rows, and our and llama.cpp's mean KL ("kl", "llamacpp_kl") and
     top-1 agreement ("top_1", "llamacpp_top_1"). `kv_dtype` in place of the mode's own."""
@@ -85,7 +87,7 @@ def measure(
             options["kv_dtype"] = kv_dtype
         n_ctx = max(len(golden[f"{name}/ids"]) for name in INPUTS)
         runner = open_runner(
-            gguf, read_config(gguf), device="cpu", n_ctx=n_ctx, threads=threads, **options
+            gguf, read_config(gguf), device=device, n_ctx=n_ctx, threads=threads, **options
         )
         chunk = min(runner.limits.max_logits_rows, runner.limits.max_tokens)
         blocks = range(-(-n_ctx // runner.limits.block_tokens))
@@ -131,6 +133,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", default="smollm2-135m-instruct")
     parser.add_argument("--golden", type=Path, default=GOLDEN)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int)
     parser.add_argument("--kv-dtypes", type=lambda text: text.split(","), default=[None])
     parser.add_argument("--json", action="store_true")
@@ -143,7 +146,7 @@ def main(arguments: list[str] | None = None) -> int:
         model = resolve(given.model)
         tables = {
             f"{mode}, {kv_dtype}" if kv_dtype else mode: measure(
-                model, golden, mode, given.threads, kv_dtype
+                model, golden, mode, given.threads, kv_dtype, given.device
             )
             for mode in MODES
             for kv_dtype in given.kv_dtypes

@@ -1,17 +1,20 @@
-"""A model file of Llama 3.2 1B's shape with random weights, to measure with where there is none.
+"""A model file of Llama's shape with random weights, to measure with where there is none.
 
-    python bench/synthetic.py OUT --type q4_k [--output q8_0] [--vocabulary FILE] [--layers 16]
+    python bench/synthetic.py OUT --type q4_k [--output q8_0] [--shape 1b] [--vocabulary FILE]
+
+The shapes are those of Llama 3.2 1B and of Llama 3 8B.
 
 All matrices are of the type, but for the output's, which is a matrix of its own in Q8_0, or of the
 type if that is of plain floats; `--output tied` makes it the embeddings again. The vocabulary is a
 GGUF file's, such as llama.cpp's models/ggml-vocab-llama-bpe.gguf; without one the file has none,
 and only ids can be given to it. Every layer has the same random values: what is measured does not
-depend on them. 1.0 GB as q4_0 or q4_k, 1.6 GB as q8_0, 3.0 GB as f16.
+depend on them. 1.0 GB as q4_0 or q4_k, 1.6 GB as q8_0, 3.0 GB as f16; of 8B 4.9, 8.5 and 16 GB.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +24,23 @@ from llama3jit.files.formats import FORMATS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-N_EMBD, N_FF, N_HEAD, N_HEAD_KV, HEAD_DIM, N_VOCAB = 2048, 8192, 32, 8, 64, 128256
 N_CTX = 8192
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """A model's shape, by the names of the metadata."""
+
+    n_layers: int
+    n_embd: int
+    n_ff: int
+    n_head: int
+    n_head_kv: int
+    head_dim: int
+    n_vocab: int = 128256
+
+
+SHAPES = {"1b": Sizes(16, 2048, 8192, 32, 8, 64), "8b": Sizes(32, 4096, 14336, 32, 8, 128)}
 
 # What a block of random bytes needs for values of about 0.02: where its halves lie and what they
 # are. Minima are such that the values' mean is about 0.
@@ -66,61 +84,66 @@ def matrix(kind: str, n: int, k: int) -> NDArray[np.uint8]:
     return np.resize(part, (n, form.row_bytes(k)))
 
 
-def shapes(n_layers: int) -> dict[str, tuple[int, int]]:
+def shapes(sizes: Sizes) -> dict[str, tuple[int, int]]:
     """All matrices but the output's."""
-    kv = N_HEAD_KV * HEAD_DIM
+    n, n_ff, kv = sizes.n_embd, sizes.n_ff, sizes.n_head_kv * sizes.head_dim
+    heads = sizes.n_head * sizes.head_dim
     layer = {
-        "attn_q": (N_EMBD, N_EMBD),
-        "attn_k": (kv, N_EMBD),
-        "attn_v": (kv, N_EMBD),
-        "attn_output": (N_EMBD, N_EMBD),
-        "ffn_gate": (N_FF, N_EMBD),
-        "ffn_up": (N_FF, N_EMBD),
-        "ffn_down": (N_EMBD, N_FF),
+        "attn_q": (heads, n),
+        "attn_k": (kv, n),
+        "attn_v": (kv, n),
+        "attn_output": (n, heads),
+        "ffn_gate": (n_ff, n),
+        "ffn_up": (n_ff, n),
+        "ffn_down": (n, n_ff),
     }
-    found = {"token_embd.weight": (N_VOCAB, N_EMBD)}
-    for i in range(n_layers):
+    found = {"token_embd.weight": (sizes.n_vocab, n)}
+    for i in range(sizes.n_layers):
         found |= {f"blk.{i}.{name}.weight": shape for name, shape in layer.items()}
     return found
 
 
-def write(out: str, kind: str, output: str, n_layers: int, vocabulary: str | None) -> None:
+def write(out: str, kind: str, output: str, sizes: Sizes, vocabulary: str | None) -> None:
     """Write the file; `output` is the type of the output's matrix, or "tied"."""
     import gguf
 
     writer = gguf.GGUFWriter(out, "llama")
-    writer.add_name(f"synthetic 1B {kind}")
-    writer.add_context_length(N_CTX)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(n_layers)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(N_HEAD)
-    writer.add_head_count_kv(N_HEAD_KV)
-    writer.add_rope_dimension_count(HEAD_DIM)
-    writer.add_rope_freq_base(500000.0)
-    writer.add_layer_norm_rms_eps(1e-5)
-    writer.add_vocab_size(N_VOCAB)
+    put_metadata(writer, kind, sizes)
     if vocabulary is None:
         writer.add_tokenizer_model("none")
     else:
         copy_vocabulary(writer, vocabulary)
-    matrices = {name: (kind, *shape) for name, shape in shapes(n_layers).items()}
+    matrices = {name: (kind, *shape) for name, shape in shapes(sizes).items()}
     if output != "tied":
-        matrices["output.weight"] = (output, N_VOCAB, N_EMBD)
+        matrices["output.weight"] = (output, sizes.n_vocab, sizes.n_embd)
     made: dict[tuple[str, int, int], NDArray[np.uint8]] = {}
     for name, form in matrices.items():
         if form not in made:
             made[form] = matrix(*form)
         writer.add_tensor(name, made[form], raw_dtype=gguf.GGMLQuantizationType[form[0].upper()])
-    norms = [
-        f"blk.{i}.{name}.weight" for i in range(n_layers) for name in ("attn_norm", "ffn_norm")
-    ]
+    layers = range(sizes.n_layers)
+    norms = [f"blk.{i}.{name}.weight" for i in layers for name in ("attn_norm", "ffn_norm")]
     for name in (*norms, "output_norm.weight"):
-        writer.add_tensor(name, np.ones(N_EMBD, np.float32))
+        writer.add_tensor(name, np.ones(sizes.n_embd, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file(progress=False)
     writer.close()
+
+
+def put_metadata(writer: Any, kind: str, sizes: Sizes) -> None:
+    """All keys but the tokenizer's."""
+    writer.add_name(f"synthetic {kind}")
+    writer.add_context_length(N_CTX)
+    writer.add_embedding_length(sizes.n_embd)
+    writer.add_block_count(sizes.n_layers)
+    writer.add_feed_forward_length(sizes.n_ff)
+    writer.add_head_count(sizes.n_head)
+    writer.add_head_count_kv(sizes.n_head_kv)
+    writer.add_rope_dimension_count(sizes.head_dim)
+    writer.add_rope_freq_base(500000.0)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(sizes.n_vocab)
 
 
 def copy_vocabulary(writer: Any, path: str) -> None:
@@ -134,15 +157,19 @@ def copy_vocabulary(writer: Any, path: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write a synthetic Llama 3.2 1B.")
+    parser = argparse.ArgumentParser(description="Write a synthetic Llama.")
     parser.add_argument("out")
     parser.add_argument("--type", choices=TYPES, default="q4_0")
     parser.add_argument("--output", choices=[*TYPES, "tied"], help="the type of output.weight")
+    parser.add_argument("--shape", choices=SHAPES, default="1b")
     parser.add_argument("--vocabulary", help="a GGUF file whose vocabulary is copied")
-    parser.add_argument("--layers", type=int, default=16)
+    parser.add_argument("--layers", type=int, help="in place of the shape's")
     given = parser.parse_args()
     output = given.output or (given.type if given.type in FLOATS else "q8_0")
-    write(given.out, given.type, output, given.layers, given.vocabulary)
+    sizes = SHAPES[given.shape]
+    if given.layers is not None:
+        sizes = replace(sizes, n_layers=given.layers)
+    write(given.out, given.type, output, sizes, given.vocabulary)
 
 
 if __name__ == "__main__":

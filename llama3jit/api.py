@@ -46,7 +46,8 @@ def load(
 ) -> Llama:
     """Open a GGUF model, given by path or by the name of a pulled one.
 
-    device: "auto", "cpu", "reference".  n_ctx: tokens of a sequence; None takes what the model and
+    device: "auto" (a GPU if there is one to use, else the CPU), "cpu", "cuda", "cuda:1",
+    "reference".  n_ctx: tokens of a sequence; None takes what the model and
     the memory allow.  threads: None takes the physical cores that this process may use.
     kv_dtype: of the cache of keys and values, "f16", "f32", "q8_0" (about half the bytes of f16) or
     "q4_0" (about a quarter, and far less exact).  precision: "fast" (int8 activations) or "exact"

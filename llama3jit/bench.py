@@ -133,8 +133,12 @@ class _KeptOpen:
 
     def __init__(self, runner: Runner) -> None:
         self.limits = runner.limits
+        self.device = runner.device
+        self.memory = runner.memory
+        self.n_leading = runner.n_leading
         self.begin = runner.begin
         self.forward = runner.forward
+        self.leading = runner.leading
         self.cancel = runner.cancel
 
     def close(self) -> None:
@@ -159,19 +163,18 @@ def row_of(test: Test, samples: list[int], about: dict[str, Any]) -> dict[str, A
     }
 
 
-def describe(
-    gguf: GGUFFile, runner: Runner, *, threads: int, kv_dtype: str, device: str
-) -> dict[str, Any]:
+def describe(gguf: GGUFFile, runner: Runner, *, threads: int, kv_dtype: str) -> dict[str, Any]:
     """The fields of llama-bench that do not depend on the test. Those of llama.cpp's own options
     hold what this package does in their place."""
     sizes = [(t.type_name, t.nbytes, _count(t.shape)) for t in gguf.tensors.values()]
     limits = runner.limits
+    gpu = getattr(runner, "gpu", None)
     return {
         "build_commit": f"llama3jit-{__version__}",
         "build_number": 0,
         "cpu_info": cpu_name(),
-        "gpu_info": "",
-        "backends": "CPU",
+        "gpu_info": "" if gpu is None else gpu.name,
+        "backends": "CPU" if gpu is None else "CUDA",
         "model_filename": str(gguf.path),
         "model_type": model_type(gguf.metadata, sizes),
         "model_size": sum(nbytes for _, nbytes, _ in sizes),
@@ -184,13 +187,13 @@ def describe(
         "poll": 50,
         "type_k": kv_dtype,
         "type_v": kv_dtype,
-        "n_gpu_layers": 0,
+        "n_gpu_layers": 0 if gpu is None else 99,
         "n_cpu_moe": 0,
         "split_mode": "none",
         "main_gpu": 0,
         "no_kv_offload": False,
         "flash_attn": True,
-        "devices": device,
+        "devices": runner.device,
         "tensor_split": "0.00",
         "tensor_buft_overrides": "none",
         "load_mode": "mmap",

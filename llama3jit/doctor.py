@@ -104,4 +104,37 @@ def _folders() -> dict[str, Any]:
 
 
 def _devices() -> dict[str, Any]:
-    return {"auto": "cpu", "cpu": "ready", "reference": "ready", "cuda": "not built yet"}
+    from llama3jit.devices.cuda.probe import find_card
+    from llama3jit.errors import DeviceError
+
+    found = {"auto": "cpu", "cpu": "ready", "reference": "ready"}
+    try:
+        card = find_card()
+    except DeviceError as error:
+        return {**found, "cuda": str(error)}
+    major, minor = card.capability
+    described = (
+        f"{card.name}, compute capability {major}.{minor}, {card.memory // 2**20} MiB, driver for "
+        f"CUDA {card.driver}"
+    )
+    return {
+        **found,
+        "auto": "cuda",
+        "cuda": described,
+        "GPU kernels": _gpu_kernels(card.capability),
+    }
+
+
+def _gpu_kernels(capability: tuple[int, int]) -> dict[str, Any]:
+    """How many GPU kernels each rung has."""
+    from collections import Counter
+
+    from llama3jit.compile.cuda.library import survey
+    from llama3jit.compile.cuda.units import every_unit
+    from llama3jit.errors import Llama3JitError
+
+    try:
+        rung_of, reasons = survey(every_unit(capability), capability)
+    except Llama3JitError as error:
+        return {"problem": str(error)}
+    return {**Counter(rung_of.values()), **{f"not {rung}": why for rung, why in reasons.items()}}

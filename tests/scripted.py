@@ -13,7 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from llama3jit.devices import Limits
+from llama3jit.devices import Leading, Limits
 from llama3jit.errors import CancelledError
 
 BOS, END, USER, ASSISTANT = 256, 257, 258, 259
@@ -57,10 +57,15 @@ def replying(reply: str, marker: int = ASSISTANT) -> Script:
 
 
 class ScriptedRunner:
-    """Runs a script. `before` is called in every pass with the batch; it may wait or raise."""
+    """Runs a script. `before` is called in every pass with the batch; it may wait or raise. With
+    `n_leading` it gives so many of the largest logits when asked for them."""
 
     def __init__(self, script: Script, limits: Limits = LIMITS, before=None) -> None:
         self.limits = limits
+        self.n_leading = 0
+        self.asked_leading = 0
+        self.device = "cpu"
+        self.memory = {"weights": 0}
         self.script = script
         self.before = before
         self.cancelled = threading.Event()
@@ -85,6 +90,14 @@ class ScriptedRunner:
         finally:
             self.cancelled.clear()
             self._busy.release()
+
+    def leading(self, batch):
+        self.asked_leading += 1
+        logits = self.forward(batch)
+        if not np.isfinite(logits).all():
+            return None
+        ids = np.argsort(-logits, axis=1, kind="stable")[:, : self.n_leading].astype(np.int32)
+        return Leading(ids, np.take_along_axis(logits, ids, axis=1))
 
     def cancel(self) -> None:
         self.cancelled.set()

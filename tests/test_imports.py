@@ -25,7 +25,17 @@ RANKS = {
     "api": 8,
     "cli": 9,
 }
-API = {"arguments", "background", "bench", "doctor", "results", "scoring"}  # beside api.py
+# Beside api.py.
+API = {
+    "arguments",
+    "background",
+    "bench",
+    "compare",
+    "doctor",
+    "profile",
+    "results",
+    "scoring",
+}
 KERNELS = {"ops", "kernels_cpu", "kernels_cuda"}
 COMPILERS = {"numba", "llvmlite"}
 

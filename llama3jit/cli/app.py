@@ -27,6 +27,8 @@ COMMANDS = {
     "tokenize": "tokenize",
     "score": "score",
     "bench": "bench",
+    "compare": "compare",
+    "profile": "profile",
     "compile": "compile",
     "doctor": "doctor",
 }

@@ -52,7 +52,12 @@ def bench(
             help="Also time generation with sampling, a row of its own. [default: with md]",
         ),
     ] = None,
-    device: options.Device = "auto",
+    device: Annotated[
+        str,
+        options.option(
+            "--device", help="A device, or several: cpu,cuda. [default: auto]", metavar="LIST"
+        ),
+    ] = "auto",
     kv_dtype: options.KVDtype = "f16",
     precision: options.Precision = "fast",
 ) -> None:
@@ -79,8 +84,9 @@ def bench(
     counts = [None] if threads is None else numbers("--threads", threads)
     rows = (
         row
+        for name in device.split(",")
         for count in counts
-        for row in measured(tests, model, repetitions, device, count, kv_dtype, precision)
+        for row in measured(tests, model, repetitions, name.strip(), count, kv_dtype, precision)
     )
     WRITERS[output](rows)
 
@@ -142,8 +148,8 @@ def measured(
         shown.clear()
         print(f"loaded in {time.perf_counter() - began:.2f} s", file=sys.stderr)
         try:
-            used = 1 if device == "reference" else thread_count(threads)
-            about = measuring.describe(gguf, runner, threads=used, kv_dtype=kv_dtype, device=device)
+            used = thread_count(threads) if runner.device == "cpu" else 1
+            about = measuring.describe(gguf, runner, threads=used, kv_dtype=kv_dtype)
             first = gguf.metadata.get("tokenizer.ggml.bos_token_id")
             for test in tests:
                 # In a thread of its own: here, Ctrl-C would wait for the end of the forward pass.

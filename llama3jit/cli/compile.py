@@ -12,7 +12,8 @@ Targets = Annotated[
     option(
         "--target",
         metavar="NAME",
-        help="A processor level, native, or all levels; may be repeated. [default: this machine's]",
+        help="A processor level, native, all (levels), a GPU architecture (sm_90a), cuda (all of "
+        "those); may be repeated. [default: this machine's]",
     ),
 ]
 Out = Annotated[

@@ -21,7 +21,10 @@ OptionalModel = Annotated[
 ]
 
 Device = Annotated[
-    str, option("--device", help="auto, cpu or reference. [default: auto]", metavar="NAME")
+    str,
+    option(
+        "--device", help="auto, cpu, cuda, cuda:N or reference. [default: auto]", metavar="NAME"
+    ),
 ]
 Threads = Annotated[
     int | None,

@@ -5,8 +5,8 @@ level, and a manifest.
                     "units": {unit: {"key", "exports": {name: {"symbol", "arguments"}}}}}}, "cuda"}
 
 "sources" is the hash of all kernel sources: while it is theirs, every unit is what the sources say.
-If one was edited, a unit is used as long as its own key still fits. "cuda" is for cubins, a file
-for each compute capability.
+If one was edited, a unit is used as long as its own key still fits. "cuda" is the part of GPU
+kernels, see llama3jit.compile.cuda.artifact.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from typing import Any
 
 from llama3jit.compile import sources
 from llama3jit.compile.cache import unsealed
+from llama3jit.compile.cuda.artifact import MANIFEST, write_images
+from llama3jit.compile.cuda.targets import CudaTarget
 from llama3jit.compile.targets import Target
-from llama3jit.compile.units import Unit, exports, symbols
+from llama3jit.compile.units import Unit, exports, symbols, unit_named
 from llama3jit.errors import CompileError
 
 FORMAT = 1
-MANIFEST = "manifest.json"
 SHIPPED = Path(__file__).parents[1] / "_kernels"
 
 
@@ -78,12 +79,17 @@ def _read_manifest(path: Path, target: Target) -> tuple[str, str, dict[Unit, str
         raise CompileError(f"{path} has code for {found}, this processor is {target.name}")
     entry = manifest["targets"][target.name]
     unchanged = manifest["sources"] == sources.everything()
-    units = {Unit(*name.split(":")): unit["key"] for name, unit in entry["units"].items()}
+    units = {unit_named(name): unit["key"] for name, unit in entry["units"].items()}
     return entry["file"], entry["sha256"], dict.fromkeys(units) if unchanged else units
 
 
-def write_artifact(folder: Path, built: dict[Target, dict[Unit, Path]]) -> Path:
-    """Link the objects of each target and describe them; returns the manifest's path.
+def write_artifact(
+    folder: Path,
+    built: dict[Target, dict[Unit, Path]],
+    cuda: dict[CudaTarget, dict[Unit, Path]] | None = None,
+) -> Path:
+    """Link the objects of each target, put the GPU kernels of each in a file, and describe them;
+    returns the manifest's path.
 
     A file that is there is replaced whole. Raises CompileError without a linker.
     """
@@ -101,12 +107,15 @@ def write_artifact(folder: Path, built: dict[Target, dict[Unit, Path]]) -> Path:
             "features": list(target.features),
             "units": {str(unit): _describe(unit, target) for unit in objects},
         }
+    images, described = write_images(cuda) if cuda else ({}, {})
+    for file, content in images.items():
+        _replace(folder / file, content)
     manifest = {
         "format": FORMAT,
         "sources": sources.everything(),
-        "tools": {name: sources.tool_version(name) for name in sources.TOOLS},
+        "tools": {name: sources.tool_version(name) for name in sources.SIDES["cpu"].tools},
         "targets": targets,
-        "cuda": {},
+        "cuda": described,
     }
     text = json.dumps(manifest, indent=1, sort_keys=True)
     _replace(folder / MANIFEST, text.encode())

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from llama3jit.compile.sources import source_key
-from llama3jit.compile.targets import Target
+from llama3jit.compile.targets import AnyTarget
 from llama3jit.compile.units import Unit
 from llama3jit.errors import CompileError
 
@@ -19,7 +19,7 @@ Progress = Callable[[int, int, str], None]
 
 
 def build(
-    files: dict[Unit, Path], target: Target, progress: Progress | None = None, why: str = ""
+    files: dict[Unit, Path], target: AnyTarget, progress: Progress | None = None, why: str = ""
 ) -> None:
     """Compile units into files without their suffixes, in as many processes as help. `why` is told
     to `progress` at the start, in place of a name.
@@ -98,19 +98,18 @@ class _Watch:
             self.complaints.append(words)
 
 
-def _start(files: dict[Unit, Path], target: Target) -> subprocess.Popen[str]:
+def _start(files: dict[Unit, Path], target: AnyTarget) -> subprocess.Popen[str]:
     root = str(Path(__file__).parents[2])
     environment = {
         # None of numba's settings: they change what it makes, and no key knows of them.
         **{name: value for name, value in os.environ.items() if not name.startswith("NUMBA_")},
-        "NUMBA_CPU_NAME": target.cpu,
-        "NUMBA_CPU_FEATURES": target.flags,
+        **target.environment,
         "PYTHONPATH": os.pathsep.join([root, *(path for path in sys.path if path)]),
     }
     jobs = [f"{unit}={source_key(unit, target)}={path}" for unit, path in files.items()]
     # -P: the folder that one happens to be in must not lend its modules.
     return subprocess.Popen(
-        [sys.executable, "-P", "-m", "llama3jit.compile.builder", *jobs],
+        [sys.executable, "-P", "-m", *target.builder, *jobs],
         env=environment,
         stdin=subprocess.PIPE,  # nothing is written: its end tells the builder that we are gone
         stdout=subprocess.PIPE,

@@ -14,14 +14,12 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
-import traceback
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from llama3jit.compile import sources
-from llama3jit.compile.cache import sealed
+from llama3jit.compile.cache import write_sealed
+from llama3jit.compile.jobs import do_jobs
 from llama3jit.compile.link import link
 from llama3jit.compile.targets import Target
 from llama3jit.compile.units import Unit, exports, symbols
@@ -147,39 +145,8 @@ def _c_function(
 
 def main(arguments: list[str]) -> int:
     """Build what is asked for; the exit status says how many units failed."""
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    failures = 0
-    for argument in arguments:
-        name, key, path = argument.split("=", 2)
-        unit = Unit(*name.split(":"))
-        try:
-            code = build(unit)
-            check_sources(unit, key)
-            store(path, code)
-        except Exception as error:
-            if isinstance(error, (OSError, CompileError)):
-                print(error, file=sys.stderr)  # the message says all
-            else:
-                traceback.print_exc()
-            print(f"failed {name}", flush=True)
-            failures += 1
-            continue
-        print(f"built {name}", flush=True)
-    return failures
-
-
-def _end_with_parent() -> None:
-    os.read(0, 1)  # not by sys.stdin, whose lock would be held when the process ends
-    os._exit(1)
-
-
-def check_sources(unit: Unit, key: str) -> None:
-    """Raise CompileError unless the unit's sources, as they are now, have this key."""
-    target = Target("", os.environ["NUMBA_CPU_NAME"], (), (os.environ["NUMBA_CPU_FEATURES"],))
-    for cached in (sources.content, sources.reached, sources.closure):
-        cached.cache_clear()
-    if sources.source_key(unit, target) != key:
-        raise CompileError("its source was edited while it was compiled; run it again")
+    cpu, features = os.environ["NUMBA_CPU_NAME"], os.environ["NUMBA_CPU_FEATURES"]
+    return do_jobs(arguments, Target("", cpu, (), (features,)), build, store)
 
 
 def store(path: str, code: bytes) -> None:
@@ -189,12 +156,7 @@ def store(path: str, code: bytes) -> None:
             code, path = link([code]), f"{path}.so"
         except CompileError:
             path = f"{path}.o"
-    fresh = Path(f"{path}.{os.getpid()}.new")
-    try:
-        fresh.write_bytes(sealed(code))
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_sealed(Path(path), code)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,17 @@ from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
+from llama3jit.compile.cuda.targets import CudaTarget
 from llama3jit.compile.sources import key
-from llama3jit.compile.targets import Target
+from llama3jit.compile.targets import AnyTarget
 from llama3jit.compile.units import Unit
 
 DIGEST_BYTES = 32
 KEY_DIGITS = 24
 
-# A shared library where the machine that built it had a linker, else an object for LLVM to link.
-SUFFIXES = (".so", ".o")
+# Of a CPU a shared library where the machine that built it had a linker, else an object for LLVM to
+# link.
+SUFFIXES = {"cpu": (".so", ".o"), "cubin": (".cubin",), "ptx": (".ptx",)}
 
 ROOM_BYTES = 4 * 2**20  # what all units take together, and some more
 DAY_S = 24 * 3600
@@ -88,15 +90,22 @@ def user_folder() -> Path:
     return Path(user_cache_dir("llama3jit"))
 
 
-def stem_of(unit: Unit, target: Target) -> str:
+def stem_of(unit: Unit, target: AnyTarget) -> str:
     """A unit's file name for a target, without its suffix."""
     return f"{unit.stem}-{target.name}-{key(unit, target)[:KEY_DIGITS]}"
 
 
-def find(unit: Unit, target: Target, folder: Path | None = None) -> Path | None:
+def suffixes(target: AnyTarget) -> tuple[str, ...]:
+    """What a unit's file for a target may end in."""
+    if isinstance(target, CudaTarget):
+        return SUFFIXES["ptx" if target.is_ptx else "cubin"]
+    return SUFFIXES["cpu"]
+
+
+def find(unit: Unit, target: AnyTarget, folder: Path | None = None) -> Path | None:
     """The unit's file, if there is a sound one, in the user's folder if none is given; notes that
     it was used. Looks without making the folder."""
-    for suffix in SUFFIXES:
+    for suffix in suffixes(target):
         path = (folder or kept()) / (stem_of(unit, target) + suffix)
         if unsealed(path) is not None:
             with suppress(OSError):
@@ -106,7 +115,7 @@ def find(unit: Unit, target: Target, folder: Path | None = None) -> Path | None:
     return None
 
 
-def prune(units: Iterable[Unit], target: Target, folder: Path) -> None:
+def prune(units: Iterable[Unit], target: AnyTarget, folder: Path) -> None:
     """Remove the files of earlier forms of these units that no run has used for a month."""
     for unit in units:
         current = stem_of(unit, target)
@@ -122,6 +131,16 @@ def prune(units: Iterable[Unit], target: Target, folder: Path) -> None:
 def sealed(code: bytes) -> bytes:
     """Code as it is stored. A loader of shared libraries does not look past their end."""
     return code + hashlib.sha256(code).digest()
+
+
+def write_sealed(path: Path, code: bytes) -> None:
+    """Write code whole, and rename it into place."""
+    fresh = Path(f"{path}.{os.getpid()}.new")
+    try:
+        fresh.write_bytes(sealed(code))
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def unsealed(path: Path) -> bytes | None:

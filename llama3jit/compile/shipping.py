@@ -9,36 +9,45 @@ from pathlib import Path
 from llama3jit.compile import cache
 from llama3jit.compile.artifact import write_artifact
 from llama3jit.compile.build import Progress, build
+from llama3jit.compile.cuda.targets import TARGETS, CudaTarget
+from llama3jit.compile.cuda.units import every_unit as cuda_units
 from llama3jit.compile.link import need_linker
-from llama3jit.compile.targets import LEVELS, Target, host_target, native_target
+from llama3jit.compile.targets import LEVELS, AnyTarget, Target, host_target, native_target
 from llama3jit.compile.units import Unit, every_unit
 from llama3jit.errors import InvalidArgumentError
 
 
-def targets_by_name(names: Sequence[str]) -> list[Target]:
-    """Targets by their names, "native" for this very processor, "all" for all levels; without
-    names the one that this host uses. Raises InvalidArgumentError for a name that there is not."""
+def targets_by_name(names: Sequence[str]) -> list[AnyTarget]:
+    """Targets by their names, "native" for this very processor, "all" for all processor levels,
+    "cuda" for all GPUs; without names the one that this host uses. Raises InvalidArgumentError for
+    a name that there is not."""
     if not names:
         return [host_target()]
-    known = {level.name: level for level in LEVELS}
-    chosen: list[Target] = []
+    known: dict[str, AnyTarget] = {target.name: target for target in (*LEVELS, *TARGETS)}
+    groups: dict[str, Sequence[AnyTarget]] = {"all": LEVELS, "cuda": TARGETS}
+    chosen: list[AnyTarget] = []
     for name in names:
-        if name == "all":
-            chosen += LEVELS
+        if name in groups:
+            chosen += groups[name]
         elif name == "native":
             chosen.append(native_target())
         elif name in known:
             chosen.append(known[name])
         else:
             raise InvalidArgumentError(
-                f"there is no target {name!r}; expected {', '.join(known)}, native or all"
+                f"there is no target {name!r}; expected {', '.join(known)}, native, all or cuda"
             )
     return list(dict.fromkeys(chosen))
 
 
-def fill_cache(target: Target, progress: Progress | None = None) -> Path:
+def units_for(target: AnyTarget) -> list[Unit]:
+    """All that a model can need on a target."""
+    return cuda_units(target.capability) if isinstance(target, CudaTarget) else every_unit()
+
+
+def fill_cache(target: AnyTarget, progress: Progress | None = None) -> Path:
     """Compile what the cache lacks of every unit; returns the cache's folder."""
-    missing = [unit for unit in every_unit() if cache.find(unit, target) is None]
+    missing = [unit for unit in units_for(target) if cache.find(unit, target) is None]
     folder = cache.folder()
     if missing:
         build({unit: folder / cache.stem_of(unit, target) for unit in missing}, target, progress)
@@ -46,28 +55,38 @@ def fill_cache(target: Target, progress: Progress | None = None) -> Path:
 
 
 def build_artifact(
-    folder: Path, targets: Sequence[Target], progress: Progress | None = None
+    folder: Path, targets: Sequence[AnyTarget], progress: Progress | None = None
 ) -> Path:
     """Compile every unit for each target and write the folder; returns the manifest's path.
 
-    Raises CompileError without a linker, and InvalidArgumentError if the folder cannot be made,
-    before anything is compiled.
+    Raises CompileError where a processor's code needs a linker and there is none, and
+    InvalidArgumentError if the folder cannot be made, before anything is compiled.
     """
-    need_linker()
+    if any(isinstance(target, Target) for target in targets):
+        need_linker()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidArgumentError(f"{folder} cannot be made a folder: {error.strerror}") from None
-    units = every_unit()
-    built: dict[Target, dict[Unit, Path]] = {}
+    units = {target: units_for(target) for target in targets}
+    total, before = sum(map(len, units.values())), 0
+    processors: dict[Target, dict[Unit, Path]] = {}
+    gpus: dict[CudaTarget, dict[Unit, Path]] = {}
     with tempfile.TemporaryDirectory(prefix="llama3jit-build-") as name:
-        for i, target in enumerate(targets):
+        for target in targets:
 
-            def report(done: int, total: int, last: str, *, before: int = i * len(units)) -> None:
+            def report(done: int, _: int, last: str, *, before: int = before) -> None:
                 if progress:
-                    progress(before + done, len(units) * len(targets), last)
+                    progress(before + done, total, last)
 
-            files = {unit: Path(name) / f"{unit.stem}-{target.name}.o" for unit in units}
-            build(files, target, report)
-            built[target] = files
-        return write_artifact(folder, built)
+            before += len(units[target])
+            stems = {unit: Path(name) / f"{unit.stem}-{target.name}" for unit in units[target]}
+            if isinstance(target, CudaTarget):
+                build(stems, target, report)
+                suffix = cache.suffixes(target)[0]
+                gpus[target] = {u: Path(f"{stem}{suffix}") for u, stem in stems.items()}
+            else:
+                files = {unit: Path(f"{stem}.o") for unit, stem in stems.items()}
+                build(files, target, report)
+                processors[target] = files
+        return write_artifact(folder, processors, gpus)

@@ -10,23 +10,56 @@ import hashlib
 import os
 import re
 import sys
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from llama3jit.compile.targets import Target
+from llama3jit.compile.targets import AnyTarget
 from llama3jit.compile.units import Unit
 
-OURS = re.compile(r"kernels_cpu\.\w+"), re.compile(r"llama3jit\.ops\.\w+")
-FROM_OURS = re.compile(r"from\s+(llama3jit\.ops|kernels_cpu)\s+import\s+(\([^)]*\)|(?:\\\n|.)*)")
-# How entries and objects are made is part of every unit.
-MAKERS = (
-    "llama3jit.compile.builder",
-    "llama3jit.compile.entry",
-    "llama3jit.compile.link",
-    "llama3jit.compile.units",
-)
-TOOLS = ("numba", "llvmlite", "numpy")
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What code for one kind of device is made of: `kernels` is the package of tuned kernels, which
+    a unit may reach beside the ops, `makers` say how code is made and so are part of every unit,
+    `tools` are packages."""
+
+    kernels: str
+    makers: tuple[str, ...]
+    tools: tuple[str, ...]
+
+
+SIDES = {
+    "cpu": Side(
+        "kernels_cpu",
+        (
+            "llama3jit.compile.builder",
+            "llama3jit.compile.entry",
+            "llama3jit.compile.link",
+            "llama3jit.compile.units",
+        ),
+        ("numba", "llvmlite", "numpy"),
+    ),
+    "cuda": Side(
+        "kernels_cuda",
+        (
+            "llama3jit.compile.cuda.builder",
+            "llama3jit.compile.cuda.entry",
+            "llama3jit.compile.cuda.units",
+            "llama3jit.compile.entry",
+        ),
+        ("numba_cuda", "numba", "llvmlite", "numpy", "cuda_toolkit"),
+    ),
+}
+# How a module of ours is named, alone and after "from".
+NAMED = {side: re.compile(rf"(?:llama3jit\.ops|{SIDES[side].kernels})\.\w+") for side in SIDES}
+FROM_NAMED = {
+    side: re.compile(
+        rf"from\s+(llama3jit\.ops|{SIDES[side].kernels})\s+import\s+(\([^)]*\)|(?:\\\n|.)*)"
+    )
+    for side in SIDES
+}
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,29 +81,29 @@ def content(module: str) -> bytes:
 
 
 @cache
-def reached(module: str) -> frozenset[str]:
+def reached(module: str, side: str) -> frozenset[str]:
     """Modules of ours that this one names: imports, and the "module:name" strings of faces.
 
     Read off the text: to parse all kernels takes 40 ms, at every start. What is only named in a
     comment counts too, so that nothing is missed.
     """
     text = content(module).decode("utf-8", "replace")
-    found = {name for pattern in OURS for name in pattern.findall(text)}
-    for package, names in FROM_OURS.findall(text):
+    found = set(NAMED[side].findall(text))
+    for package, names in FROM_NAMED[side].findall(text):
         found.update(f"{package}.{name}" for name in re.findall(r"\w+", names))
     return frozenset(name for name in found - {module} if path_of(name))
 
 
 @cache
-def closure(module: str) -> frozenset[str]:
+def closure(module: str, side: str = "cpu") -> frozenset[str]:
     """The module and all that it reaches."""
     seen: set[str] = set()
-    todo = [module, *MAKERS]
+    todo = [module, *SIDES[side].makers]
     while todo:
         name = todo.pop()
         if name not in seen:
             seen.add(name)
-            todo.extend(reached(name))
+            todo.extend(reached(name, side))
     return frozenset(seen)
 
 
@@ -82,26 +115,27 @@ def _digest(*parts: bytes | str) -> str:
     return digest.hexdigest()
 
 
-def source_key(unit: Unit, target: Target) -> str:
+def source_key(unit: Unit, target: AnyTarget) -> str:
     """64 hexadecimal digits for the unit's sources and the target: what shipped code goes by, since
     it was made with its own tools."""
-    sources = [part for name in sorted(closure(unit.module)) for part in (name, content(name))]
-    return _digest(str(unit), target.cpu, target.flags, *sources)
+    modules = sorted(closure(unit.module, target.side))
+    sources = [part for name in modules for part in (name, content(name))]
+    return _digest(str(unit), *target.identity, *sources)
 
 
-def key(unit: Unit, target: Target) -> str:
+def key(unit: Unit, target: AnyTarget) -> str:
     """The same for code made on this machine, with the versions of the tools."""
-    tools = [f"{name}={tool_version(name)}" for name in TOOLS]
+    tools = [f"{name}={tool_version(name)}" for name in SIDES[target.side].tools]
     return _digest(source_key(unit, target), sys.implementation.cache_tag or "", *tools)
 
 
 @cache
-def everything() -> str:
-    """One hash of all sources that any unit can reach: while it is that of a shipped manifest, no
-    unit needs its own looked up."""
-    folders = [ROOT / "llama3jit" / "ops", ROOT / "kernels_cpu"]
+def everything(side: str = "cpu") -> str:
+    """One hash of all sources that any unit of a side can reach: while it is that of a shipped
+    manifest, no unit needs its own looked up."""
+    folders = [ROOT / "llama3jit" / "ops", ROOT / SIDES[side].kernels]
     paths = [path for folder in folders for path in sorted(folder.glob("*.py"))]
-    paths += [path for name in MAKERS if (path := path_of(name))]
+    paths += [path for name in SIDES[side].makers if (path := path_of(name))]
     return _digest(*(part for p in paths for part in (p.name, p.read_bytes())))
 
 
@@ -110,11 +144,13 @@ def tool_version(name: str) -> str:
     """The installed version of a package, read off the folder beside it where that is plain:
     importing importlib.metadata for it would take longer than loading all code."""
     spec = find_spec(name)
-    if spec is None or spec.origin is None:
-        return "none"
-    found = list(Path(spec.origin).parents[1].glob(f"{name}-*.dist-info"))
-    if len(found) == 1:
-        return found[0].name.removesuffix(".dist-info").partition("-")[2]
-    from importlib.metadata import version
+    if spec is not None and spec.origin is not None:
+        found = list(Path(spec.origin).parents[1].glob(f"{name}-*.dist-info"))
+        if len(found) == 1:
+            return found[0].name.removesuffix(".dist-info").partition("-")[2]
+    from importlib.metadata import PackageNotFoundError, version
 
-    return version(name)
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from llama3jit.compile.cuda.targets import CudaTarget
+
 V3 = ("avx", "avx2", "bmi", "bmi2", "f16c", "fma", "lzcnt", "movbe", "popcnt", "sse4.2")
 V4 = (*V3, "avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl")
 
@@ -37,6 +39,29 @@ class Target:
         """LLVM's feature string. Every feature is spelled out: left empty, numba fills in the
         host's."""
         return ",".join([*(f"+{feature}" for feature in self.features), *self.tuning])
+
+    @property
+    def side(self) -> str:
+        """Which sources and tools the code is made of."""
+        return "cpu"
+
+    @property
+    def identity(self) -> tuple[str, ...]:
+        """What of it is part of every key."""
+        return (self.cpu, self.flags)
+
+    @property
+    def builder(self) -> list[str]:
+        """Module and first arguments of the process that builds for it."""
+        return ["llama3jit.compile.builder"]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment variables of that process."""
+        return {"NUMBA_CPU_NAME": self.cpu, "NUMBA_CPU_FEATURES": self.flags}
+
+
+AnyTarget = Target | CudaTarget
 
 
 # Best first. A level with "prefer-256-bit" in its tuning would leave half of each register idle.

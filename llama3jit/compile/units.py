@@ -22,8 +22,13 @@ class Unit:
     @property
     def stem(self) -> str:
         """A name for files and symbols."""
-        parts = [self.module.replace(".", "_"), self.op, self.variant]
+        parts = [self.module.replace(".", "_"), self.op, self.variant.replace(":", "_")]
         return "__".join(part for part in parts if part)
+
+
+def unit_named(name: str) -> Unit:
+    """The unit of which `name` is the str; a variant may have colons."""
+    return Unit(*name.split(":", 2))
 
 
 WALKER = Unit("kernels_cpu.walker")

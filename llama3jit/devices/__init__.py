@@ -26,11 +26,22 @@ class Limits:
     n_blocks: int  # KV blocks in the pool
 
 
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """The largest logits of each row, by falling logit and then rising id; all of them finite."""
+
+    ids: NDArray[np.int32]  # [R, n_leading], or vocab_size if that is less
+    logits: NDArray[np.float32]  # the same
+
+
 class Runner(Protocol):
     """A model on a device. `begin` and `forward` are for one thread at a time; `cancel` is for
     any."""
 
     limits: Limits
+    device: str  # "cpu", "cuda:0", "reference"
+    memory: dict[str, int]  # bytes that the model takes there, by use
+    n_leading: int  # how many logits of a row `leading` gives; 0 if it is not to be called
 
     def begin(self) -> None:
         """Forget what was cancelled: from now on `cancel` means the next forward pass."""
@@ -41,6 +52,10 @@ class Runner(Protocol):
         Raises CancelledError if `cancel` was called since the last `begin` or pass, DeviceError
         when the device fails.
         """
+
+    def leading(self, batch: Batch) -> Leading | None:
+        """As `forward`, but of each row the largest logits alone, so that less leaves the device;
+        None if they cannot be told so, as where a logit is not finite."""
 
     def cancel(self) -> None:
         """Make the forward pass that is running, or else the next, end soon."""

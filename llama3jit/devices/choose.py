@@ -15,12 +15,13 @@ if TYPE_CHECKING:
     from llama3jit.compile.build import Progress
     from llama3jit.model.config import ModelConfig
 
-DEVICES = ("auto", "cpu", "reference")
+DEVICES = ("auto", "cpu", "cuda", "reference")
 KV_DTYPES = ("f16", "f32", "q8_0", "q4_0")
 PRECISIONS = ("fast", "exact")
 
 DEFAULT_N_CTX = 8192  # or what the model was made for, if that is less
 MAX_N_CTX = 2**31 - 65  # positions are int32
+MAX_TOKENS, MAX_TOKENS_GPU = 512, 1024  # of a batch
 LOGITS_BYTES = 64 * 2**20  # for scoring, which wants many rows; untouched, they take no memory
 # What Python, the libraries and the tokenizer take beside the model.
 OVERHEAD_BYTES = 120 * 2**20
@@ -36,7 +37,7 @@ def open_runner(
     kv_dtype: str = "f16",
     precision: str = "fast",
     max_sequences: int = 8,
-    max_tokens: int = 512,
+    max_tokens: int | None = None,
     progress: Progress | None = None,
     meanwhile: Callable[[], None] | None = None,
 ) -> Runner:
@@ -44,10 +45,10 @@ def open_runner(
 
     `n_ctx` is the tokens of one sequence; all sequences share a cache of that many tokens. By
     default it is the model's own context, at most 8192. `max_sequences` and `max_tokens` bound one
-    batch. `kv_dtype`, one of KV_DTYPES, is the type of the cache; q8_0 and q4_0 need a head_dim
-    that is a multiple of 32. `precision` "exact" keeps activations in float32; "fast" rounds them
-    to int8 for quantised weights. `meanwhile` is called once, when the interpreter is about to be
-    idle.
+    batch; by default `max_tokens` is 512, on a GPU 1024. `kv_dtype`, one of KV_DTYPES, is the type
+    of the cache; q8_0 and q4_0 need a head_dim that is a multiple of 32. `precision` "exact" keeps
+    activations in float32; "fast" rounds them to int8 or halves for quantised weights. `meanwhile`
+    is called once, when the interpreter is about to be idle.
 
     Raises InvalidArgumentError for a choice that there is not, DeviceError for a device that is not
     there, MemoryLimitError before anything is read if the model will not fit, and what `build_plan`
@@ -55,11 +56,14 @@ def open_runner(
     """
     from llama3jit.model.build import build_plan
 
-    one_of("device", device, DEVICES)
+    one_of("device", kind_of(device), DEVICES, device)
     one_of("kv_dtype", kv_dtype, KV_DTYPES)
     one_of("precision", precision, PRECISIONS)
     if isinstance(threads, bool) or not (threads is None or hasattr(threads, "__index__")):
         raise InvalidArgumentError(f"threads is {threads!r:.60}; expected a whole number")
+    card = find_device(device)
+    if max_tokens is None:
+        max_tokens = MAX_TOKENS if card is None else MAX_TOKENS_GPU
     limits = make_limits(config, n_ctx, max_sequences, max_tokens)
     plan = build_plan(config, gguf.tensors, kv_dtype)
     if device == "reference":
@@ -69,6 +73,21 @@ def open_runner(
         if meanwhile is not None:
             meanwhile()
         return Interpreter(gguf, config, plan, limits, "reference")
+    if card is not None:
+        from llama3jit.devices.cuda.driver import Gpu
+        from llama3jit.devices.cuda.runner import open_on_gpu
+
+        if meanwhile is not None:  # opening the device takes long, and leaves the interpreter alone
+            meanwhile()
+        return open_on_gpu(
+            gguf,
+            config,
+            plan,
+            limits,
+            Gpu(card),
+            exact=precision == "exact",
+            progress=progress,
+        )
     from llama3jit.devices.cpu.lower import lower
     from llama3jit.devices.cpu.runner import CpuRunner, memory_needed
     from llama3jit.devices.cpu.threads import thread_count
@@ -81,14 +100,45 @@ def open_runner(
     )
 
 
-def one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
-    """Raise InvalidArgumentError unless the value is one of the choices, DeviceError for a device
-    that is still to come."""
-    if value in choices:
-        return
-    if name == "device" and isinstance(value, str) and value.partition(":")[0] == "cuda":
-        raise DeviceError(f"the device {value!r} is not built yet; use 'cpu' or 'auto'")
-    raise InvalidArgumentError(f"{name} is {value!r}; expected {', '.join(choices)}")
+def kind_of(device: str) -> str:
+    """ "cuda" of "cuda:1"; anything else as it is."""
+    if isinstance(device, str) and device.startswith("cuda:"):
+        return "cuda"
+    return device
+
+
+def find_device(device: str) -> int | None:
+    """The number of the GPU to use, None for the CPU.
+
+    Raises DeviceError if a GPU was asked for and there is none that can be used; warns
+    NoGpuWarning, with the reason, if "auto" passes over what looks like one.
+    """
+    if device in ("cpu", "reference"):
+        return None
+    from llama3jit.devices.cuda.probe import find_card, ordinal_of, worth_a_word
+
+    if device != "auto":
+        return find_card(ordinal_of(device)).ordinal
+    if not worth_a_word():
+        return None
+    try:
+        return find_card().ordinal
+    except DeviceError as error:
+        import warnings
+
+        warnings.warn(f"running on the CPU: {error}", NoGpuWarning, stacklevel=2)
+        return None
+
+
+class NoGpuWarning(UserWarning):
+    """The device "auto" is the CPU, though there seems to be a GPU."""
+
+
+def one_of(name: str, value: str, choices: tuple[str, ...], given: object = None) -> None:
+    """Raise InvalidArgumentError unless the value, which was `given` so, is one of the choices."""
+    if value not in choices:
+        found = value if given is None else given
+        raise InvalidArgumentError(f"{name} is {found!r}; expected {', '.join(choices)}")
 
 
 def make_limits(

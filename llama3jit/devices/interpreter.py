@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama3jit import ops
-from llama3jit.devices import Limits
+from llama3jit.devices import Leading, Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.errors import CancelledError, DeviceError
 from llama3jit.model import weights
@@ -31,10 +31,14 @@ Call = Callable[..., None]
 class Interpreter:
     """A plan on the faces of one kind: `face` is "reference", "njit" or "cuda"."""
 
+    n_leading = 0
+
     def __init__(
         self, gguf: Any, config: ModelConfig, plan: Plan, limits: Limits, face: str
     ) -> None:
         self.limits = limits
+        self.device = "reference" if face == "reference" else f"{face} faces"
+        self.memory = memory_of(plan, limits)
         self.plan = plan
         self._face = face
         self._wide = face == "reference"
@@ -100,6 +104,10 @@ class Interpreter:
             op.njit(row.variant)(*values, op.signature.count(dims))
         else:
             run_cuda(op, row.variant, values, op.signature.count(dims))
+
+    def leading(self, batch: Batch) -> Leading | None:
+        """See Runner."""
+        return None
 
     def begin(self) -> None:
         """See Runner."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from llama3jit.devices import Runner
+    from llama3jit.devices import Leading, Runner
     from llama3jit.engine.sequence import SequenceState
 
 _EXIT_S = 10.0  # how long close waits for a forward pass that does not end
@@ -134,10 +134,13 @@ class Core:
                 return
             self._in_pass = sequences
             self.runner.begin()
-        logits: NDArray[np.float32] | None = None
+        logits: NDArray[np.float32] | Leading | None = None
         failure: Exception | None = None
         try:
-            logits = self.runner.forward(step.batch)
+            if self.runner.n_leading and step.is_led(self.runner.n_leading):
+                logits = self.runner.leading(step.batch)
+            if logits is None:
+                logits = self.runner.forward(step.batch)
         except CancelledError as error:
             # Whoever is left runs again: the same tokens go to the same places in the cache.
             if not self._closing and not any(s.cancelled for s in sequences):

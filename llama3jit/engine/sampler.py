@@ -34,14 +34,41 @@ def sample(logits: Logits, params: SamplingParams, seed: int, step: int) -> int:
         raise NumericsError(_describe_not_finite(logits, step))
     if params.temperature == 0:
         return int(logits.argmax())
-    with np.errstate(over="ignore"):  # huge logits and tiny temperatures send the rest to -inf
+    with np.errstate(over="ignore"):
         kept = _survivors(logits, params, high)
-        values = logits.astype(np.float64) if kept is None else logits[kept].astype(np.float64)
+    values = logits.astype(np.float64) if kept is None else logits[kept].astype(np.float64)
+    chosen = _draw(values, high, params, seed, step)
+    return chosen if kept is None else int(kept[chosen])
+
+
+def is_led(params: SamplingParams, n_leading: int) -> bool:
+    """Whether the n_leading largest logits of a row are enough to choose a token."""
+    return params.temperature == 0 or 0 < params.top_k <= n_leading
+
+
+def sample_leading(
+    ids: NDArray[np.int32], logits: Logits, params: SamplingParams, seed: int, step: int
+) -> int:
+    """What `sample` chooses, from the largest logits of a row alone: finite, by falling logit, then
+    rising id."""
+    if params.temperature == 0:
+        return int(ids[0])
+    values = logits[: params.top_k].astype(np.float64)
+    high = float(values[0])
+    kept = values[: _filtered(values, params, high)]
+    return int(ids[_draw(kept, high, params, seed, step)])
+
+
+def _draw(
+    values: NDArray[np.float64], high: float, params: SamplingParams, seed: int, step: int
+) -> int:
+    """An index into logits, by their softmax at the temperature; high: the largest of them."""
+    with np.errstate(over="ignore"):  # huge logits and tiny temperatures send the rest to -inf
         cumulated = np.cumsum(np.exp((values - high) / params.temperature))
     chosen = int(np.searchsorted(cumulated, uniform(seed, step) * cumulated[-1], side="right"))
     if chosen == len(cumulated):  # the product was rounded up to the whole sum
         chosen = int(np.searchsorted(cumulated, cumulated[-1]))
-    return chosen if kept is None else int(kept[chosen])
+    return chosen
 
 
 def logprob(logits: Logits, token: int) -> float:
@@ -69,21 +96,29 @@ def _mix(z: int) -> int:
 
 def _survivors(logits: Logits, params: SamplingParams, high: float) -> NDArray[np.intp] | None:
     """Ids that pass the filters, by falling logit, then rising id; None when all are off."""
-    # Rounded once, so that both paths below compare with the same number.
-    floor = float(np.float32(high + math.log(params.min_p))) if params.min_p > 0 else -math.inf
     if 0 < params.top_k < len(logits):
         ids = _falling(logits, _kth_bound(logits, params.top_k))[: params.top_k]
-        values = logits[ids].astype(np.float64)
-        keep = len(ids)
-        if params.top_p < 1:
-            weights = np.exp(values - high)
-            keep = _top_p_count(weights, params.top_p * weights.sum())
-        if params.min_p > 0:
-            keep = min(keep, int(np.searchsorted(-values, -floor, side="right")))
-        return ids[:keep]
+        return ids[: _filtered(logits[ids].astype(np.float64), params, high)]
+    floor = _floor(params, high)
     if params.top_p < 1:
         return _top_p_of_all(logits, params.top_p, high, floor)
     return _falling(logits, floor) if params.min_p > 0 else None
+
+
+def _floor(params: SamplingParams, high: float) -> float:
+    """The least logit that min_p lets pass, rounded once, so that all compare with one number."""
+    return float(np.float32(high + math.log(params.min_p))) if params.min_p > 0 else -math.inf
+
+
+def _filtered(values: NDArray[np.float64], params: SamplingParams, high: float) -> int:
+    """How many of the falling logits that top_k lets pass also pass top_p and min_p."""
+    keep = len(values)
+    if params.top_p < 1:
+        weights = np.exp(values - high)
+        keep = _top_p_count(weights, params.top_p * weights.sum())
+    if params.min_p > 0:
+        keep = min(keep, int(np.searchsorted(-values, -_floor(params, high), side="right")))
+    return keep
 
 
 def _kth_bound(logits: Logits, k: int) -> float:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from llama3jit.devices import Leading
 from llama3jit.engine.kv import BlockPool
-from llama3jit.engine.sampler import logprob, sample
+from llama3jit.engine.sampler import is_led, logprob, sample, sample_leading
 from llama3jit.engine.sequence import Finish, FinishReason, SequenceState, TokenEvent
 from llama3jit.errors import ContextOverflowError, InvalidArgumentError
 from llama3jit.model.batch import Batch, Piece, make_batch
@@ -36,6 +37,17 @@ class Step:
 
     batch: Batch
     parts: list[tuple[SequenceState, int, int]]
+
+    def is_led(self, n_leading: int) -> bool:
+        """Whether the n_leading largest logits of each row are enough for all."""
+        return all(
+            request.visit is None
+            and not request.params.logprobs
+            and is_led(request.params, n_leading)
+            for sequence, _, n_rows in self.parts
+            if n_rows
+            for request in [sequence.request]
+        )
 
 
 class Scheduler:
@@ -86,21 +98,24 @@ class Scheduler:
             pieces.append(piece)
         return Step(make_batch(pieces), parts)
 
-    def apply(self, step: Step, logits: NDArray[np.float32]) -> None:
-        """Account for a pass that was run: `logits` [R, vocab_size] as its batch asked for."""
+    def apply(self, step: Step, logits: NDArray[np.float32] | Leading) -> None:
+        """Account for a pass that was run: `logits` [R, vocab_size] as its batch asked for, or the
+        largest of each row if they are enough."""
         row = 0
         for sequence, n_tokens, n_rows in step.parts:
             first = sequence.computed + n_tokens - n_rows
             sequence.computed += n_tokens
-            rows = logits[row : row + n_rows]
-            row += n_rows
+            at, row = row, row + n_rows
             if sequence.cancelled:
                 continue
             try:
-                if sequence.request.visit is not None:
-                    self._visit(sequence, first, rows)
+                if isinstance(logits, Leading):
+                    if n_rows:
+                        self._choose_led(sequence, logits.ids[at], logits.logits[at])
+                elif sequence.request.visit is not None:
+                    self._visit(sequence, first, logits[at:row])
                 elif n_rows:
-                    self._choose(sequence, rows[0])
+                    self._choose(sequence, logits[at])
             except Exception as error:
                 self.finish(sequence, "error", error)
 
@@ -210,11 +225,21 @@ class Scheduler:
     def _choose(self, sequence: SequenceState, logits: NDArray[np.float32]) -> None:
         request = sequence.request
         token = sample(logits, request.params, sequence.seed, sequence.generated)
-        if token in request.end_ids:
+        wanted = request.params.logprobs and token not in request.end_ids
+        self._append(sequence, token, logprob(logits, token) if wanted else None)
+
+    def _choose_led(
+        self, sequence: SequenceState, ids: NDArray[np.int32], logits: NDArray[np.float32]
+    ) -> None:
+        params = sequence.request.params
+        token = sample_leading(ids, logits, params, sequence.seed, sequence.generated)
+        self._append(sequence, token, None)
+
+    def _append(self, sequence: SequenceState, token: int, chance: float | None) -> None:
+        if token in sequence.request.end_ids:
             self.finish(sequence, "stop")
             return
         sequence.tokens.append(token)
-        chance = logprob(logits, token) if request.params.logprobs else None
         sequence.events.put(TokenEvent(token, chance, time.perf_counter()))
         if len(sequence.tokens) >= sequence.capacity:
             self.finish(sequence, "length")

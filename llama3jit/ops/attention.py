@@ -28,7 +28,7 @@ def attention(
 ):
     """out[t, h] = softmax(q[t, h] . k[j, g] * scale) . v[j, g] over the tokens j of the sequence
     with positions[t] - window < j <= positions[t]; window 0 is no limit; g is the KV head that
-    heads / kv_heads query heads share.
+    heads / kv_heads query heads share. Where seq_of[t] is below 0, out[t] stays as it is.
 
     Softmax in one pass: the sums are rescaled when a larger score turns up (Milakov and
     Gimelshein 2018, arXiv:1805.02867).
@@ -39,6 +39,8 @@ def attention(
     for item in items:
         t = item // heads
         h = item % heads
+        if seq_of[t] < 0:
+            continue
         g = h // group
         last = positions[t]
         first = max(0, last - window + 1) if window > 0 else 0
@@ -73,7 +75,7 @@ def attention_reference(
 ):
     block_tokens = k_cache.shape[3]
     group = q.shape[1] // k_cache.shape[1]
-    for s in np.unique(seq_of):
+    for s in np.unique(seq_of[seq_of >= 0]):
         rows = np.flatnonzero(seq_of == s)
         blocks = block_tables[s, : positions[rows].max() // block_tokens + 1]
         k, v = taken(k_cache, v_cache, blocks, variant)

@@ -20,9 +20,11 @@ def kv_append(
     write_value: function,
     items: T,
 ):
-    """Write k[t], v[t] at positions[t] of sequence seq_of[t]."""
+    """Write k[t], v[t] at positions[t] of sequence seq_of[t], if that is not below 0."""
     block_tokens = k_cache.shape[3]
     for t in items:
+        if seq_of[t] < 0:
+            continue
         block = block_tables[seq_of[t], positions[t] // block_tokens]
         at = positions[t] % block_tokens
         for h in range(k.shape[1]):
@@ -33,5 +35,7 @@ def kv_append(
 @kv_append.reference
 def kv_append_reference(k_cache, v_cache, k, v, positions, seq_of, block_tables, variant):
     block_tokens = k_cache.shape[3]
+    there = seq_of >= 0
+    k, v, positions, seq_of = k[there], v[there], positions[there], seq_of[there]
     blocks = block_tables[seq_of, positions // block_tokens]
     put(k_cache, v_cache, k, v, blocks, positions % block_tokens, variant)

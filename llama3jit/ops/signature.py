@@ -66,6 +66,11 @@ def parse(function: Callable[..., None]) -> Signature:
     items = annotations.pop("items", None)
     if items is None:
         raise TypeError(f"op {function.__name__}: its last parameter must be `items`, annotated")
+    return Signature(parse_parameters(function.__name__, annotations), items)
+
+
+def parse_parameters(op: str, annotations: Mapping[str, str]) -> tuple[Parameter, ...]:
+    """Parameters from their annotations. Raises TypeError as `parse` does."""
     parameters = []
     for name, text in annotations.items():
         array = _ARRAY.match(text)
@@ -77,5 +82,5 @@ def parse(function: Callable[..., None]) -> Signature:
         elif text in DTYPES:
             parameters.append(Parameter(name, text))
         else:
-            raise TypeError(f"op {function.__name__}: cannot read the annotation {name}: {text}")
-    return Signature(tuple(parameters), items)
+            raise TypeError(f"op {op}: cannot read the annotation {name}: {text}")
+    return tuple(parameters)

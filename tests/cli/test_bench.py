@@ -200,6 +200,13 @@ def test_machine_formats_have_the_fields_of_llama_bench(model, capsys, kind):
     assert got == [(1, 8, 0), (1, 0, 4), (2, 8, 0), (2, 0, 4)]
 
 
+def test_several_devices(model, capsys):
+    arguments = ["-p", "8", "-n", "0", "-r", "1", "--device", "cpu,cuda", "-o", "jsonl"]
+    assert run(["bench", model.path, *arguments]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 2
+    assert [options["device"] for _, options in model.opened] == ["cpu", "cuda"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from llama3jit.compile import sources
+from llama3jit.compile.cuda.units import every_unit as cuda_units
 from llama3jit.compile.link import linker
 from llama3jit.compile.sources import closure, key
 from llama3jit.compile.targets import host_target
@@ -114,13 +115,15 @@ def _named(module):
             yield node.value.partition(":")[0]
 
 
-def test_no_import_and_no_form_is_missed():
-    modules = set().union(*(closure(unit.module) for unit in every_unit()))
+@pytest.mark.parametrize(("side", "units"), [("cpu", every_unit()), ("cuda", cuda_units())])
+def test_no_import_and_no_form_is_missed(side, units):
+    modules = set().union(*(closure(unit.module, side) for unit in units))
     assert len(modules) > 30
+    packages = "llama3jit.ops.", f"{sources.SIDES[side].kernels}."
     for module in modules:
-        ours = {n for n in _named(module) if n.startswith(("llama3jit.ops.", "kernels_cpu."))}
+        ours = {n for n in _named(module) if n.startswith(packages)}
         files = {n for n in ours if sources.path_of(n) and not n.endswith(".")}
-        assert files - {module} <= sources.reached(module)
+        assert files - {module} <= sources.reached(module, side)
 
 
 IMPORTS = [
@@ -136,5 +139,6 @@ IMPORTS = [
 @pytest.mark.parametrize("source", IMPORTS)
 def test_every_form_of_an_import_is_seen(source, monkeypatch):
     monkeypatch.setattr(sources, "content", lambda module: source.encode())
-    found = sources.reached.__wrapped__("kernels_cpu.new")
+    found = sources.reached.__wrapped__("kernels_cpu.new", "cpu")
     assert found == {"kernels_cpu.bits", "kernels_cpu.exp"}
+    assert sources.reached.__wrapped__("kernels_cuda.new", "cuda") == set()

@@ -12,7 +12,7 @@ import pytest
 from op_faces import run_compiled
 
 from llama3jit import ops
-from llama3jit.compile import build, builder, sources
+from llama3jit.compile import build, jobs, sources
 from llama3jit.compile.library import Library
 from llama3jit.compile.targets import host_target
 from llama3jit.compile.units import Unit, symbols
@@ -132,9 +132,7 @@ def test_code_of_an_edited_source_is_not_stored(tmp_path, monkeypatch):
         with pytest.raises(CompileError, match="edited while it was compiled; run it again"):
             build.build({unit: tmp_path / unit.stem}, target)
     assert list(tmp_path.iterdir()) == []
-    monkeypatch.setenv("NUMBA_CPU_NAME", target.cpu)
-    monkeypatch.setenv("NUMBA_CPU_FEATURES", target.flags)
-    builder.check_sources(unit, sources.source_key(unit, target))
+    jobs.check_sources(unit, target, sources.source_key(unit, target))
 
 
 def has_ended(process):

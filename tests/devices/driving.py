@@ -20,13 +20,21 @@ N_CTX = 192
 
 def opened(tiny: TinyModel, device: str = "cpu", **options: Any) -> Any:
     """A runner of 8 sequences of 192 tokens, 128 tokens a pass; threads 2 unless given. The device
-    "njit" is the plan on its ops' njit faces, "cuda faces" on their cuda.jit ones."""
+    "njit" is the plan on its ops' njit faces, "cuda faces" on their cuda.jit ones, "cuda portable"
+    the CUDA device without tuned kernels."""
     gguf = open_gguf(tiny.path)
     config = read_config(gguf)
     if device in ("njit", "cuda faces"):
         limits = make_limits(config, N_CTX, 8, 128)
         plan = build_plan(config, gguf.tensors, options["kv_dtype"])
         return Interpreter(gguf, config, plan, limits, device.split()[0])
+    if device == "cuda portable":
+        from llama3jit.devices.cuda.driver import Gpu
+        from llama3jit.devices.cuda.runner import open_on_gpu
+
+        limits = make_limits(config, options.get("n_ctx", N_CTX), 8, 128)
+        plan = build_plan(config, gguf.tensors, options["kv_dtype"])
+        return open_on_gpu(gguf, config, plan, limits, Gpu(0), exact=True, portable=True)
     options = {"n_ctx": N_CTX, "threads": 2, "max_sequences": 8, "max_tokens": 128} | options
     return open_runner(gguf, config, device=device, **options)
 

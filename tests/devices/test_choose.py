@@ -9,7 +9,7 @@ from llama3jit.devices import choose
 from llama3jit.devices.choose import check_memory, make_limits
 from llama3jit.devices.cpu.lower import lower
 from llama3jit.devices.cpu.runner import memory_needed
-from llama3jit.errors import DeviceError, InvalidArgumentError, MemoryLimitError
+from llama3jit.errors import InvalidArgumentError, MemoryLimitError
 from llama3jit.files.gguf import open_gguf
 from llama3jit.model.build import build_plan
 from llama3jit.model.config import read_config
@@ -28,7 +28,7 @@ def config(tiny):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "gpu"}, "device is 'gpu'; expected auto, cpu, reference"),
+        ({"device": "gpu"}, "device is 'gpu'; expected auto, cpu, cuda, reference"),
         ({"kv_dtype": "q5_0"}, "kv_dtype is 'q5_0'; expected f16, f32, q8_0, q4_0"),
         ({"kv_dtype": "q8_0"}, "kv_dtype q8_0 .*head_dim is 16, .*use f16 or f32"),
         ({"kv_dtype": "q4_0", "device": "reference"}, "kv_dtype q4_0 .*head_dim is 16"),
@@ -61,14 +61,10 @@ def test_numbers_of_numpy_do_not_wrap(config):
 
 @pytest.mark.parametrize("value", [None, 5, b"cpu", ["cpu"]])
 def test_a_device_that_is_no_text(tiny, value):
-    with pytest.raises(InvalidArgumentError, match=r"device is .*; expected auto, cpu, reference"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"device is .*; expected auto, cpu, cuda, reference"
+    ):
         opened(tiny, device=value)
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:0"])
-def test_cuda_is_refused_not_replaced(tiny, device):
-    with pytest.raises(DeviceError, match="not built yet; use 'cpu'"):
-        opened(tiny, device=device)
 
 
 def test_limits(config):

@@ -77,6 +77,37 @@ def test_prompts_run_in_chunks_and_reach_the_cache_whole(make, prompt):
     assert sum(rows) == 9  # logits for the last token of the prompt and for each one after
 
 
+def test_a_device_that_gives_the_largest_logits_gives_the_same_tokens(make):
+    """Where they are enough for every sequence of a pass."""
+    engine = make()
+    engine.runner.n_leading = 64
+    for params in (
+        SamplingParams(max_tokens=9, seed=4),
+        SamplingParams(max_tokens=9, temperature=0),
+    ):
+        tokens = [5, 6, 7]
+        want = expected(tokens, params, 4, params.max_tokens)
+        assert run(engine, tokens, params)[0] == want
+    asked = engine.runner.asked_leading
+    assert asked == 18
+    for params in (SamplingParams(9, top_k=0, seed=4), SamplingParams(9, seed=4, logprobs=True)):
+        assert run(engine, [5, 6, 7], params)[0] == expected([5, 6, 7], params, 4, 9)
+    list(engine.submit(Request([5, 6], visit=lambda first, rows: None)))
+    assert engine.runner.asked_leading == asked
+
+
+def test_where_the_largest_logits_cannot_be_told_whole_rows_say_why(make):
+    def script(history):
+        row = peak(65)
+        row[3] = math.inf
+        return row
+
+    engine = make(script)
+    engine.runner.n_leading = 64
+    with pytest.raises(NumericsError, match="step 0: 1 of 260"):
+        run(engine, [7])
+
+
 def test_generation_ends_where_the_context_ends(make):
     engine = make(n_ctx=32)
     tokens, reason = run(engine, [1] * 28)

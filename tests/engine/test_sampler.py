@@ -6,7 +6,14 @@ import warnings
 import numpy as np
 import pytest
 
-from llama3jit.engine.sampler import _survivors, logprob, sample, uniform
+from llama3jit.engine.sampler import (
+    _survivors,
+    is_led,
+    logprob,
+    sample,
+    sample_leading,
+    uniform,
+)
 from llama3jit.engine.sequence import SamplingParams
 from llama3jit.errors import InvalidArgumentError, NumericsError
 
@@ -164,3 +171,29 @@ def test_logprob_is_the_log_of_softmax():
 def test_impossible_parameters_are_refused_by_name(name, value):
     with pytest.raises(InvalidArgumentError, match=f"^{name} is .*expected"):
         SamplingParams(**{name: value})
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {},
+        {"temperature": 0},
+        {"top_k": 64, "top_p": 1.0, "min_p": 0.0, "temperature": 3.0},
+        {"top_k": 1},
+        {"top_k": 7, "top_p": 0.4, "min_p": 0.3},
+    ],
+)
+def test_the_largest_logits_are_enough(filters):
+    params = SamplingParams(**filters)
+    assert is_led(params, 64)
+    for row in rows(3, 1024):
+        ids = np.argsort(-row, kind="stable")[:64].astype(np.int32)
+        for step in range(50):
+            expected = sample(row, params, 11, step)
+            assert sample_leading(ids, row[ids], params, 11, step) == expected
+
+
+def test_when_the_largest_logits_are_not_enough():
+    assert not is_led(SamplingParams(top_k=65), 64)
+    assert not is_led(SamplingParams(top_k=0), 64)
+    assert is_led(SamplingParams(top_k=0, temperature=0), 64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cache
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from llama3jit import ops
 from llama3jit.compile import entry
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import Unit
+from llama3jit.devices.bind import bind_dims
 from llama3jit.model.plan import Operand, Row, Shape
 from llama3jit.ops.op import Op
 
@@ -44,25 +44,6 @@ class Dims:
         self._words[self._index[symbol]] = value
 
 
-def bind_dims(op: Op, shapes: tuple[Shape, ...]) -> dict[str, int | str]:
-    """What each dim of an op is for arrays of these shapes, one for each array parameter. A shape
-    may have more dims than the parameter: its trailing ones are taken together.
-
-    Raises AssertionError where two parameters disagree: the plan is wrong.
-    """
-    bound: dict[str, int | str] = {}
-    arrays = [parameter for parameter in op.signature.parameters if parameter.is_array]
-    for parameter, shape in zip(arrays, shapes, strict=True):
-        leading, rest = shape[: len(parameter.dims) - 1], shape[len(parameter.dims) - 1 :]
-        last = rest[0] if len(rest) == 1 else prod(int(dim) for dim in rest)
-        for name, value in zip(parameter.dims, (*leading, last), strict=True):
-            expected = int(name) if name.isdigit() else bound.setdefault(name, value)
-            assert expected == value, (
-                f"{op.name}: {parameter.name} has {name} = {value}, {expected}"
-            )
-    return bound
-
-
 def assemble(
     rows: list[Row],
     units: list[Unit],
@@ -75,7 +56,7 @@ def assemble(
     """The words of all rows, one after the other. `arrays` must outlive them."""
     words: list[int] = []
     addresses: dict[str, int] = {}
-    bind = cache(bind_dims)  # most layers have the same shapes
+    bind = cache(_bind)  # most layers have the same shapes
     for row, unit, barrier in zip(rows, units, barriers, strict=True):
         op = ops.find(row.op)
         index = entry.words(op)
@@ -100,6 +81,10 @@ def assemble(
             record[index[f"dim {dim_name}"]] = dims.address(dim)
         words.extend(record)
     return np.array(words, np.int64)
+
+
+def _bind(op: Op, shapes: tuple[Shape, ...]) -> dict[str, int | str]:
+    return bind_dims(op.name, op.signature, shapes)
 
 
 @cache

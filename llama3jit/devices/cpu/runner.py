@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import WALKER
-from llama3jit.devices import Limits
+from llama3jit.devices import Leading, Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import Dims, assemble
@@ -35,6 +35,8 @@ BATCH_NAMES = ("tokens", "positions", "seq_of", "block_tables", "logits_rows")
 class CpuRunner:
     """See Runner in llama3jit.devices."""
 
+    n_leading = 0  # whole rows cost nothing here
+
     def __init__(
         self,
         gguf: Any,
@@ -49,6 +51,8 @@ class CpuRunner:
         """`meanwhile` is called once, before the first pass that packs weights: from there on
         compiled code does most of the work, and the interpreter is free."""
         self.limits = limits
+        self.device = "cpu"
+        self.memory = memory_needed(lowered, limits)
         self.lowered = lowered
         units = [WALKER, *lowered.units, *split_units(lowered), *pack_units(lowered)]
         self._library = Library(units, progress)
@@ -74,7 +78,7 @@ class CpuRunner:
                 gguf.release(name)
         self._whole = self._assemble(lowered)
         # For a few tokens over a long context: words and rows, made when they are first needed.
-        self._split: tuple[NDArray[np.int64], int] | None = None
+        self._split: tuple[NDArray[np.int64], Lowered] | None = None
 
     def _assemble(self, lowered: Lowered) -> NDArray[np.int64]:
         return assemble(
@@ -115,6 +119,16 @@ class CpuRunner:
         """See Runner."""
         if self.pool is None:
             raise DeviceError("the model is closed")
+        words, lowered = self.prepare(batch)
+        try:
+            self.pool.run(words, len(lowered.rows), self._cancel)
+        finally:
+            self.begin()
+        logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
+        return logits
+
+    def prepare(self, batch: Batch) -> tuple[NDArray[np.int64], Lowered]:
+        """Put a batch where the rows look for it; the words to walk, and the rows that they are."""
         check_batch(batch, self.limits)
         for name in BATCH_NAMES:
             given: NDArray[np.int32] = getattr(batch, name)
@@ -128,23 +142,21 @@ class CpuRunner:
         self._dims.set("R", len(batch.logits_rows))
         chunks = -(-max(batch.context_lens.tolist()) // CHUNK)
         self._dims.set("chunks", chunks)
-        words, n_rows = self._whole, len(self.lowered.rows)
         if chunks > 1 and len(batch.tokens) <= FEW:
-            words, n_rows = self._split_words()
-        try:
-            self.pool.run(words, n_rows, self._cancel)
-        finally:
-            self.begin()
-        logits: NDArray[np.float32] = self._arrays["logits"][: len(batch.logits_rows)]
-        return logits
+            return self._split_words()
+        return self._whole, self.lowered
 
-    def _split_words(self) -> tuple[NDArray[np.int64], int]:
+    def _split_words(self) -> tuple[NDArray[np.int64], Lowered]:
         if self._split is None:
             split = split_attention(self.lowered)
             for name, operand in chunk_operands(self.lowered).items():
                 self._arrays[name] = self._zeros(operand)
-            self._split = self._assemble(split), len(split.rows)
+            self._split = self._assemble(split), split
         return self._split
+
+    def leading(self, batch: Batch) -> Leading | None:
+        """See Runner."""
+        return None
 
     def begin(self) -> None:
         """See Runner."""
