@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from kernel_runs import error, nans
-from test_attention import expected_of
+from test_cuda_attention import expected_of
 
 from llama3jit import ops
 from llama3jit.ops.kv_arrays import quantised, values_of
