@@ -1,7 +1,7 @@
 """Tuned GPU kernels on a made-up GPU: the tests of the real one, on small shapes."""
 
 import pytest
-import test_attention
+import test_cuda_attention
 import test_quantised_cache
 import test_rows
 from emulator import EmulatedGpu
@@ -32,7 +32,7 @@ def test_attention_to_a_quantised_cache(emulated, kind, case):
 
 @pytest.mark.slow
 def test_many_tokens(emulated):
-    test_attention.test_many_tokens(emulated, ((60, 7), (0, 2)), 2, 1, 64, 0)
+    test_cuda_attention.test_many_tokens(emulated, ((60, 7), (0, 2)), 2, 1, 64, 0)
 
 
 def test_turns(emulated):
@@ -40,7 +40,7 @@ def test_turns(emulated):
 
 
 def test_decode(emulated):
-    test_attention.test_decode(emulated, (1,), 4, 4, 64, 0)
+    test_cuda_attention.test_decode(emulated, (1,), 4, 4, 64, 0)
 
 
 @pytest.mark.parametrize("shape", [(1, 32), (2, 96)])
