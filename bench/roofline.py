@@ -180,11 +180,6 @@ def run(given: argparse.Namespace, gguf: Any, facts: dict[str, str]) -> None:
     )
     assert isinstance(runner, CpuRunner)
     assert runner.pool is not None
-    matrices = {
-        name: (int(tensor.shape[1]), int(tensor.shape[0]))
-        for name, tensor in gguf.tensors.items()
-        if len(tensor.shape) == 2
-    }
     read = [row for row in runner.lowered.rows if row.op.startswith("matmul")]
     names = dict.fromkeys(str(row.operands["weight"]) for row in read)
     machine = Machine(runner.pool, [runner._arrays[name] for name in names])
@@ -199,7 +194,7 @@ def run(given: argparse.Namespace, gguf: Any, facts: dict[str, str]) -> None:
                 runner.forward(batch)
             pass_ = Pass(runner, measured, machine)
             lowered = pass_.lowered
-            work = [work_of(row, lowered, measured, matrices) for row in lowered.rows]
+            work = [work_of(row, lowered, measured) for row in lowered.rows]
             found = measure(pass_, machine, variant, rounds)
             name = (f"pp{n_tokens}" if n_tokens > 1 else "tg") + (f" @ d{depth}" if depth else "")
             text = f"{summary(name, n_tokens, machine.swept, found)}\n\n"

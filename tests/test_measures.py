@@ -95,13 +95,10 @@ def test_every_row_of_a_pass_is_timed(runner, depth):
 
 def test_the_work_of_rows(runner):
     batch = make_batch([Piece([1] * 5, 7, [0])])
-    matrices = {"blk.0.ffn_down.weight": (64, 96), "output.weight": (300, 64)}
     lowered = runner.lowered
     work = {}
     for row in lowered.rows:
-        work.setdefault(
-            row.operands.get("weight", row.op), rows.work_of(row, lowered, batch, matrices)
-        )
+        work.setdefault(row.operands.get("weight", row.op), rows.work_of(row, lowered, batch))
     down = work["blk.0.ffn_down.weight:packed"]
     assert (down.op, down.shape, down.int8) == ("matmul_int8 q4_0", "64 x 96", True)
     assert down.operations == 2 * 5 * 64 * 96

@@ -34,23 +34,35 @@ def work_of(
     sizes: Mapping[str, int],
     batch: Batch,
 ) -> tuple[int, int]:
-    """Bytes, each array once and of the caches what is seen, and operations of a row. `sizes` says
-    what the symbols of operands are; an array of other symbols is left out."""
+    """Bytes, each array once, of the caches what is seen and of what is gathered from as many rows
+    as are written, and operations of a row. `sizes` says what the symbols of operands are; an array
+    of other symbols is left out."""
     nbytes = 0
-    seen = seen_by(batch, int(row.operands.get("window", 0)))
+    window = int(row.operands.get("window", 0))
     arrays = [parameter for parameter in signature.parameters if parameter.is_array]
     named = {str(row.operands[parameter.name]) for parameter in arrays}
     for name in sorted(named):
         operand = operands[name]
+        numbers = _numbers(operand, sizes)
         itemsize = np.dtype(DTYPES[operand.dtype]).itemsize
         if operand.kind == "cache":
-            tokens = len(batch.tokens) if "append" in row.op else int(batch.context_lens.sum())
-            nbytes += prod(_numbers(operand, sizes)[1:]) * itemsize * tokens // BLOCK_TOKENS
-        elif row.op in GATHERS and operand.kind in ("weight", "packed"):
-            nbytes += len(batch.tokens) * prod(_numbers(operand, sizes)[1:]) * itemsize
+            tokens = len(batch.tokens)
+            if "append" not in row.op:
+                seen = int(batch.context_lens.sum())
+                tokens = min(seen, window + tokens - 1) if window else seen
+            nbytes += prod(numbers[1:]) * itemsize * tokens // BLOCK_TOKENS
+        elif row.op in GATHERS and name != row.operands["out"] and len(numbers) > 1:
+            written = _numbers(operands[str(row.operands["out"])], sizes)[0]
+            nbytes += written * prod(numbers[1:]) * itemsize
         else:
-            nbytes += prod(_numbers(operand, sizes)) * itemsize
-    return nbytes, operations_of(row, operands, sizes, seen)
+            nbytes += prod(numbers) * itemsize
+    return nbytes, operations_of(row, operands, sizes, seen_by(batch, window))
+
+
+def sizes_of_batch(batch: Batch) -> dict[str, int]:
+    """What the symbols of a batch's arrays are."""
+    sizes = {"T": len(batch.tokens), "S": len(batch.context_lens), "R": len(batch.logits_rows)}
+    return {**sizes, "B": batch.block_tables.shape[1]}
 
 
 def operations_of(

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from llama3jit import ops
 from llama3jit.devices.cpu.runner import CpuRunner
-from llama3jit.devices.work import TimedRow, sizes_text, work_of
+from llama3jit.devices.work import TimedRow, sizes_of_batch, sizes_text, work_of
 from llama3jit.model.batch import Batch
 
 ROW_BYTES = 2  # the word of a row that says how many bytes its words are
@@ -26,8 +26,7 @@ def timed_rows(runner: CpuRunner, batch: Batch, repeats: int) -> tuple[list[Time
     """
     assert runner.pool is not None
     words, lowered = runner.prepare(batch)
-    sizes = {"T": len(batch.tokens), "S": len(batch.context_lens), "R": len(batch.logits_rows)}
-    sizes["B"] = batch.block_tables.shape[1]
+    sizes = sizes_of_batch(batch)
     kinds: dict[tuple[str, str], list[int]] = {}
     for i, row in enumerate(lowered.rows):
         about = f"{row.op} {row.variant}".strip(), sizes_text(row, lowered.operands, sizes)
@@ -68,11 +67,11 @@ def timed_rows(runner: CpuRunner, batch: Batch, repeats: int) -> tuple[list[Time
 
 
 def split_words(words: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The words of each row by itself."""
+    """The words of each row by itself, as views."""
     found, at = [], 0
     while at < len(words):
         end = at + int(words[at + ROW_BYTES]) // 8
-        found.append(np.ascontiguousarray(words[at:end]))
+        found.append(words[at:end])
         at = end
     return found
 
