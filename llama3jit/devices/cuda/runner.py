@@ -192,11 +192,8 @@ class CudaRunner:
         if self._failure is not None:
             raise DeviceError(f"{self._failure}; load the model again, or use device='cpu'")
         check_batch(batch, self.limits)
-        n_rows = len(batch.logits_rows)
-        n_tokens, n_blocks = len(batch.tokens), batch.block_tables.shape[1]
-        alone = n_tokens == len(batch.context_lens) > 1
-        shape = shape_of(self.limits, n_tokens, n_rows, n_blocks, alone)
-        leading = leading and n_rows > 0
+        shape = self.shape_of(batch)
+        leading = leading and len(batch.logits_rows) > 0
         try:
             self._stop_if_cancelled()
             self.gpu.enter()
@@ -212,6 +209,12 @@ class CudaRunner:
             raise self._failed(error) from error
         finally:
             self.begin()
+
+    def shape_of(self, batch: Batch) -> Shape:
+        """The shape of the pass that takes a batch."""
+        n_tokens, n_blocks = len(batch.tokens), batch.block_tables.shape[1]
+        alone = n_tokens == len(batch.context_lens) > 1
+        return shape_of(self.limits, n_tokens, len(batch.logits_rows), n_blocks, alone)
 
     def lower(self, shape: Shape, leading: bool = False) -> Lowered:
         """The rows of a pass of this shape."""
@@ -232,11 +235,7 @@ class CudaRunner:
             overlap = False  # the first waits for the copy
             for row, unit in zip(lowered.rows, lowered.units, strict=True):
                 dims = dims_of(row, lowered.operands, sizes)
-                arguments = self._arguments(row, addresses, dims)
-                launch = launch_of(unit, dims, self._ways.chip)
-                self.gpu.launch(
-                    self._kernels[unit], launch, arguments, overlap=overlap and is_tuned(unit)
-                )
+                self.launch(row, unit, addresses, dims, overlap=overlap)
                 overlap = True
             if found.nbytes:
                 self.gpu.download(found, addresses[name])
@@ -267,6 +266,22 @@ class CudaRunner:
                 addresses[name] = self._batch_address + at
                 at += nbytes
         return held, addresses, at
+
+    def launch(
+        self,
+        row: Row,
+        unit: Unit,
+        passing: Mapping[str, int],
+        dims: Mapping[str, int],
+        *,
+        overlap: bool,
+    ) -> None:
+        """Launch a row's kernel. With `overlap` a tuned one may start before the one in front has
+        ended."""
+        launch = launch_of(unit, dims, self._ways.chip)
+        arguments = self._arguments(row, passing, dims)
+        overlap = overlap and is_tuned(unit)
+        self.gpu.launch(self._kernels[unit], launch, arguments, overlap=overlap)
 
     def _arguments(
         self, row: Row, passing: Mapping[str, int], dims: Mapping[str, int]

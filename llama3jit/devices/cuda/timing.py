@@ -6,11 +6,11 @@ import statistics
 from typing import Any
 
 from llama3jit.compile.cuda.library import find_code
-from llama3jit.compile.cuda.units import is_tuned, signature_of, symbol
+from llama3jit.compile.cuda.units import signature_of, symbol
 from llama3jit.compile.units import Unit
 from llama3jit.devices.cuda.lower import dims_of, launch_of
 from llama3jit.devices.cuda.runner import CudaRunner
-from llama3jit.devices.cuda.shapes import shape_of, sizes_of
+from llama3jit.devices.cuda.shapes import sizes_of
 from llama3jit.devices.work import TimedRow, sizes_text, work_of
 from llama3jit.model.batch import Batch
 
@@ -25,9 +25,7 @@ def timed_rows(runner: CudaRunner, batch: Batch, repeats: int) -> tuple[list[Tim
     its own weights; a row takes its share of the graph.
     """
     runner.forward(batch)
-    n_blocks, n_tokens = batch.block_tables.shape[1], len(batch.tokens)
-    alone = n_tokens == len(batch.context_lens) > 1
-    shape = shape_of(runner.limits, n_tokens, len(batch.logits_rows), n_blocks, alone)
+    shape = runner.shape_of(batch)
     lowered, sizes = runner.lower(shape), sizes_of(shape, runner.limits)
     _, addresses, _ = runner._batch_arrays(shape)
     addresses |= runner.buffers(lowered, shape)
@@ -41,10 +39,7 @@ def timed_rows(runner: CudaRunner, batch: Batch, repeats: int) -> tuple[list[Tim
 
         def work(unit: Unit = unit, members: Any = members, dims: Any = dims) -> None:
             for n, i in enumerate(members):
-                arguments = runner._arguments(lowered.rows[i], addresses, dims)
-                launch = launch_of(unit, dims, runner._ways.chip)
-                overlap = n > 0 and is_tuned(unit)
-                runner.gpu.launch(runner._kernels[unit], launch, arguments, overlap=overlap)
+                runner.launch(lowered.rows[i], unit, addresses, dims, overlap=n > 0)
 
         graph = runner.gpu.capture(work)
         took = time_graph(runner.gpu, graph, repeats) / len(members)
