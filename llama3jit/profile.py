@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from llama3jit.devices.work import TimedRow
 
 
+FILL = 512  # tokens of a pass that fills the cache
+
+
 @dataclass(frozen=True, slots=True)
 class Profile:
     """One pass: `rows` in order, seconds of the whole pass as it is run, and bytes a second that a
@@ -65,7 +68,7 @@ def profile(
             n_ctx=n_tokens + depth,
             threads=threads,
             max_sequences=1,
-            max_tokens=n_tokens,
+            max_tokens=max(n_tokens, min(depth, FILL)),
             progress=progress,
             **options,
         )
