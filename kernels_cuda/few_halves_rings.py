@@ -6,6 +6,7 @@ from numba.cuda import types
 from kernels_cuda import few
 from kernels_cuda.few_halves import TILE
 from kernels_cuda.few_int8_rings import fixed_bytes, row_bytes_of, stages_of
+from kernels_cuda.few_sums import put_eight, put_one, total_of
 from kernels_cuda.memory import dynamic_shared
 from kernels_cuda.ptx import (
     await_phase,
@@ -15,10 +16,8 @@ from kernels_cuda.ptx import (
     mma_bf16,
     mma_f16,
     put_4,
-    put_f32,
     quotient,
     shared_16,
-    shared_f32,
     store_f32,
     two_bfloats,
     two_halves,
@@ -56,6 +55,7 @@ def make(name, tokens):
     """The kernel for a type of halves, for 1 or for up to 8 tokens."""
     mma, two = (mma_f16, two_halves) if name == "f16" else (mma_bf16, two_bfloats)
     put_rows = put_rows_of(two)
+    put_sums = put_one if tokens == 1 else put_eight
     outputs = ROWS * tokens
 
     def matmul(out, weight, x, T, N, rows, row_bytes, K):
@@ -135,21 +135,10 @@ def make(name, tokens):
                 place, barrier = u32(place + PIECE), u32(barrier + 8)
                 if barrier == past:
                     place, barrier, parity = ring, barriers, u32(parity ^ u32(1))
-            if tokens == 1:
-                if lane & 3 == 0:
-                    put_f32(part, c[0])
-                    put_f32(u32(part + 32), c[2])
-            else:
-                put_f32(part, c[0])
-                put_f32(u32(part + ROWS * 4), c[1])
-                put_f32(u32(part + 32), c[2])
-                put_f32(u32(part + ROWS * 4 + 32), c[3])
+            put_sums(part, lane, c)
             cuda.syncthreads()
             if stores and n < N:
-                value = f32(0.0)
-                for i in range(WARPS):
-                    value += shared_f32(u32(total_at + i * (outputs * 4)))
-                store_f32(to, value)
+                store_f32(to, total_of(total_at, outputs))
             # The sums of the next round go elsewhere: some threads may still read these.
             part, total_at = u32(part + other), u32(total_at + other)
             other = u32(-other)

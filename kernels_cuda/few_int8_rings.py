@@ -5,6 +5,7 @@ from numba.cuda import types
 
 from kernels_cuda import few
 from kernels_cuda.few_int8 import in_turn
+from kernels_cuda.few_sums import put_eight, put_one, total_of
 from kernels_cuda.fragments import FRAGMENTS
 from kernels_cuda.layouts import STEPS
 from kernels_cuda.memory import dynamic_shared, registers
@@ -19,13 +20,11 @@ from kernels_cuda.ptx import (
     mma_int8_column,
     put_4,
     put_16,
-    put_f32,
     quotient,
     shared_2_f32,
     shared_4_f32,
     shared_8,
     shared_16,
-    shared_f32,
     store_f32,
 )
 from kernels_cuda.rings import fetch, open_ring
@@ -44,6 +43,22 @@ row_bytes_of, fixed_bytes, stages_of = (
 )
 
 
+@device
+def add_two(sums, d, low, high, scale):
+    """Add one token's products of two rows, scaled."""
+    sums[0] += d[0] * (low * scale)
+    sums[2] += d[1] * (high * scale)
+
+
+@device
+def add_four(sums, d, low, high, scales):
+    """Add two tokens' products of two rows, scaled."""
+    sums[0] += d[0] * (low * scales[0])
+    sums[1] += d[1] * (low * scales[1])
+    sums[2] += d[2] * (high * scales[0])
+    sums[3] += d[3] * (high * scales[1])
+
+
 def halves_of_one(form, j):
     """`block_of_one` for a format with scales for each 16 columns, which two of four lanes hold."""
     quants, first, second = form.quants(j), form.scales(j, 0), form.scales(j, 1)
@@ -57,13 +72,11 @@ def halves_of_one(form, j):
         b0, b1 = (none, none) if upper else (b[0], b[1])
         d = mma_int8_column(a[0], a[1], a[2], a[3], b0, b1)
         low, high = first(r)
-        sums[0] += d[0] * (low * scales[j])
-        sums[2] += d[1] * (high * scales[j])
+        add_two(sums, d, low, high, scales[j])
         b0, b1 = (b[0], b[1]) if upper else (none, none)
         d = mma_int8_column(a[0], a[1], a[2], a[3], b0, b1)
         low, high = second(r)
-        sums[0] += d[0] * (low * scales[j])
-        sums[2] += d[1] * (high * scales[j])
+        add_two(sums, d, low, high, scales[j])
 
     return of_block
 
@@ -82,17 +95,11 @@ def halves_of_eight(form, j):
         b0, b1 = (none, none) if upper else (b[0], b[1])
         d = mma_int8(a[0], a[1], a[2], a[3], b0, b1)
         low, high = first(r)
-        sums[0] += d[0] * (low * s[0])
-        sums[1] += d[1] * (low * s[1])
-        sums[2] += d[2] * (high * s[0])
-        sums[3] += d[3] * (high * s[1])
+        add_four(sums, d, low, high, s)
         b0, b1 = (b[0], b[1]) if upper else (none, none)
         d = mma_int8(a[0], a[1], a[2], a[3], b0, b1)
         low, high = second(r)
-        sums[0] += d[0] * (low * s[0])
-        sums[1] += d[1] * (low * s[1])
-        sums[2] += d[2] * (high * s[0])
-        sums[3] += d[3] * (high * s[1])
+        add_four(sums, d, low, high, s)
 
     return of_block
 
@@ -110,8 +117,7 @@ def block_of_one(form, j):
         low, high = steps(r)
         b = shared_8(x + 32 * j)
         d = mma_int8_column(a[0], a[1], a[2], a[3], b[0], b[1])
-        sums[0] += d[0] * (low * scales[j])
-        sums[2] += d[1] * (high * scales[j])
+        add_two(sums, d, low, high, scales[j])
         if has_minima:
             less_low, less_high = minima(r)
             sums[0] -= less_low * totals[j]
@@ -133,10 +139,7 @@ def block_of_eight(form, j):
         b = shared_8(x + 32 * j)
         d = mma_int8(a[0], a[1], a[2], a[3], b[0], b[1])
         s = shared_2_f32(scales + 32 * j)
-        sums[0] += d[0] * (low * s[0])
-        sums[1] += d[1] * (low * s[1])
-        sums[2] += d[2] * (high * s[0])
-        sums[3] += d[3] * (high * s[1])
+        add_four(sums, d, low, high, s)
         if has_minima:
             less_low, less_high = minima(r)
             s = shared_2_f32(totals + 32 * j)
@@ -199,6 +202,7 @@ def make(name, tokens):
         block = halves_of_one if tokens == 1 else halves_of_eight
     add = in_turn([block(form, j) for j in range(step_blocks)])
     scales_of = {4: four_scales, 8: eight_scales}[step_blocks] if tokens == 1 else address
+    put_sums = put_one if tokens == 1 else put_eight
     load = form.load(shared_16)
     factor = f32(form.factor)
     # Without minima nothing reads the totals, which then are any numbers.
@@ -297,21 +301,10 @@ def make(name, tokens):
                 place, barrier = u32(place + step_bytes), u32(barrier + 8)
                 if barrier == past:
                     place, barrier, parity = ring, barriers, u32(parity ^ u32(1))
-            if tokens == 1:
-                if lane & 3 == 0:
-                    put_f32(part, sums[0])
-                    put_f32(u32(part + 32), sums[2])
-            else:
-                put_f32(part, sums[0])
-                put_f32(u32(part + ROWS * 4), sums[1])
-                put_f32(u32(part + 32), sums[2])
-                put_f32(u32(part + ROWS * 4 + 32), sums[3])
+            put_sums(part, lane, sums)
             cuda.syncthreads()
             if stores and n < N:
-                value = f32(0.0)
-                for w in range(WARPS):
-                    value += shared_f32(u32(total_at + w * (outputs * 4)))
-                store_f32(to, value * factor)
+                store_f32(to, total_of(total_at, outputs) * factor)
             # The sums of the next round go elsewhere: some threads may still read these.
             part, total_at = u32(part + other), u32(total_at + other)
             other = u32(-other)

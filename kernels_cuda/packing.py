@@ -139,18 +139,15 @@ def pairs_tail(pairs):
     return make
 
 
-def q4_1_tail(scales):
-    """The scales, then what is added."""
+def q4_1_tail(pairs):
+    """The scales, then what is added, which lies 2 bytes behind them."""
+    tail = pairs_tail(pairs)
 
     @device
     def make(weight, row_bytes, group, N, block, blocks, place):
-        row = group * 16 + place % 8
-        first = weight + row * row_bytes
-        second = first + 8 * row_bytes
-        at = block + place // 8 % 2 * 4
         if place < 16:
-            return scales(first, second, at, blocks, row < N, row + 8 < N)
-        return scales(first + 2, second + 2, at, blocks, row < N, row + 8 < N)
+            return tail(weight, row_bytes, group, N, block, blocks, place)
+        return tail(weight + 2, row_bytes, group, N, block, blocks, place - 16)
 
     return make
 
