@@ -61,19 +61,25 @@ def barrier(control, threads):
 
 
 @njit
-def work(control, row, tickets, index, threads):
-    """Do items of one row until there are none left: of the thread's own share, then of others."""
-    shares = min(threads, SHARES)
+def shares_of(control):
+    """How many shares the items of a row are cut into."""
+    return min(load_i64(control + THREADS), SHARES)
+
+
+@njit
+def work(control, row, tickets, home, shares):
+    """Do items of one row until there are none left: of share `home`, then of the others."""
     op = load_i64(row)
     count = call_count(load_i64(row + COUNT), row)
-    grain = max(1, count // (threads * DRAWS))
+    grain = max(1, count // (load_i64(control + THREADS) * DRAWS))
     cancel = load_i64(control + CANCEL_AT)
     for i in range(shares):
-        share = (index * shares // threads + i) % shares
-        first = count * share // shares
+        share = (home + i) % shares
+        begin = count * share // shares
         end = count * (share + 1) // shares
+        first = begin
         while first < end and atomic_load(cancel) == 0:
-            first = count * share // shares + atomic_add(tickets + share * WORD, grain)
+            first = begin + atomic_add(tickets + share * WORD, grain)
             if first < end:
                 status = call_op(op, row, first, min(first + grain, end))
                 if status != 0:
@@ -87,23 +93,25 @@ def walk(control, index):
     row = load_i64(control + ROWS)
     tickets = load_i64(control + TICKETS)
     threads = load_i64(control + THREADS)
+    shares = shares_of(control)
+    home = index * shares // threads
     for _ in range(load_i64(control + N_ROWS)):
         # Read before the last barrier: after it the rows may be gone.
         following = row + load_i64(row + ROW_BYTES)
-        work(control, row, tickets, index, threads)
+        work(control, row, tickets, home, shares)
         if load_i64(row + BARRIER) != 0:
             verdict = barrier(control, threads)
             if verdict != 0:
                 return verdict
         row = following
-        tickets += min(threads, SHARES) * WORD
+        tickets += shares * WORD
     return 0
 
 
 @njit
 def run(control, rows, n_rows, tickets, cancel):
     """One pass by the calling thread and all workers; the last row must have a barrier."""
-    for i in range(n_rows * min(load_i64(control + THREADS), SHARES)):
+    for i in range(n_rows * shares_of(control)):
         store_i64(tickets + i * WORD, 0)
     store_i64(control + ROWS, rows)
     store_i64(control + N_ROWS, n_rows)
