@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,23 +11,19 @@ from typing import Any
 import numpy as np
 
 import kernels_cuda
-from llama3jit import ops
 from llama3jit.compile.cuda.artifact import MANIFEST, read_images
 from llama3jit.compile.cuda.targets import targets_for
+from llama3jit.compile.cuda.units import signature_of
 from llama3jit.compile.cuda.units import symbol as symbol_of
 from llama3jit.compile.units import Unit
 
 SHARED = 48 * 1024  # bytes of shared memory that a kernel may take without leave
-PARAMETER = re.compile(r"(\w+): (\w+)(?:\[([^\]]*)\])?")
 
 
 def signature(op: str) -> list[tuple[str, str, tuple[str, ...]]]:
     """(name, dtype, dims) of each parameter of an op or of a fused kernel."""
-    if op not in kernels_cuda.FUSED:
-        given = [p for p in ops.find(op).signature.parameters if not p.is_function]
-        return [(p.name, p.dtype, p.dims) for p in given]
-    found = PARAMETER.findall(kernels_cuda.FUSED[op])
-    return [(n, t, tuple(d.strip() for d in dims.split(",") if d)) for n, t, dims in found]
+    given = [p for p in signature_of(op).parameters if not p.is_function]
+    return [(p.name, p.dtype, p.dims) for p in given]
 
 
 def dims_of(op: str, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:

@@ -134,10 +134,15 @@ def sealed(code: bytes) -> bytes:
 
 
 def write_sealed(path: Path, code: bytes) -> None:
-    """Write code whole, and rename it into place."""
+    """Write code as it is stored."""
+    write_whole(path, sealed(code))
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file beside its place, and rename it there."""
     fresh = Path(f"{path}.{os.getpid()}.new")
     try:
-        fresh.write_bytes(sealed(code))
+        fresh.write_bytes(content)
         os.replace(fresh, path)
     finally:
         fresh.unlink(missing_ok=True)

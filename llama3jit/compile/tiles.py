@@ -8,7 +8,6 @@ process, and the outcome is kept for this processor under this system.
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 import sys
 from contextlib import suppress
@@ -27,7 +26,7 @@ def usable(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Ask for tile registers, and find out whether they work."""
     if sys.platform != "linux" or not permitted():
         return False
-    from llama3jit.compile.cache import user_folder
+    from llama3jit.compile.cache import user_folder, write_whole
 
     path = user_folder() / f"tiles-{_processor(cpuinfo)}"
     with suppress(OSError):
@@ -35,12 +34,10 @@ def usable(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
         if known in ("yes", "no"):
             return known == "yes"
     found = try_them()
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
     # Where nothing can be kept they are tried at every start.
     with suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text("yes" if found else "no")
-        os.replace(fresh, path)
+        write_whole(path, b"yes" if found else b"no")
     return found
 
 
