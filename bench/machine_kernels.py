@@ -54,7 +54,7 @@ def cycles(builder):
 @op(variants={"": {"AHEAD": 0}, "ahead": {"AHEAD": 2048}}, fastmath=AS_WRITTEN)
 def sweep(out: u8[pieces, 64], data: u8[n_bytes], items: pieces):
     """Read the data by loads of 64 bytes, an item at a time; out[i] has the sums of piece i. The
-    variant "ahead" asks for what comes 2 KiB later, as the kernels of one token do."""
+    variant "ahead" asks for what comes 2 KiB later, about as the kernels of one token do."""
     for item in items:
         at = item * PIECE
         end = min(at + PIECE, data.shape[0])

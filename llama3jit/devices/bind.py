@@ -1,11 +1,12 @@
-"""What the dims of an op are for a row of a plan."""
+"""What an op is for a row of a plan: its dims, and what it writes."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from math import prod
 
-from llama3jit.model.plan import Shape
+from llama3jit import ops
+from llama3jit.model.plan import Row, Shape
 from llama3jit.ops.signature import Signature
 
 
@@ -29,3 +30,10 @@ def bind_dims(
             expected = int(name) if name.isdigit() else bound.setdefault(name, value)
             assert expected == value, f"{op}: {parameter.name} has {name} = {value}, {expected}"
     return bound
+
+
+def written(row: Row) -> list[str]:
+    """The operands that a row of a plan writes."""
+    op = ops.find(row.op)
+    names = [parameter.name for parameter in op.signature.parameters[: op.outputs]]
+    return [str(row.operands[name]) for name in names]

@@ -12,9 +12,9 @@ from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of
 from llama3jit.devices.choose import make_limits
 from llama3jit.devices.cuda.arrange import MADE, arranged
 from llama3jit.devices.cuda.lower import Counts, Ways, fit_limits, lower, lower_all
-from llama3jit.devices.cuda.memory import check_memory, nbytes_of, place_operands
+from llama3jit.devices.cuda.memory import check_memory, place_operands
 from llama3jit.devices.cuda.runner import CudaRunner
-from llama3jit.devices.cuda.shapes import Shape, shape_of, sizes_of
+from llama3jit.devices.cuda.shapes import Shape, nbytes_of, shape_of, sizes_of
 from llama3jit.devices.cuda.timing import timed_rows
 from llama3jit.errors import (
     CancelledError,

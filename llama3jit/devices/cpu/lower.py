@@ -9,8 +9,8 @@ from math import prod
 from kernels_cpu import TUNED
 from llama3jit import ops
 from llama3jit.compile.units import Unit
+from llama3jit.devices.bind import written
 from llama3jit.model.plan import Operand, Plan, Row
-from llama3jit.ops.op import Op
 from llama3jit.ops.pack import padded_rows
 from llama3jit.ops.split_attention import FEW
 
@@ -39,7 +39,7 @@ def lower(plan: Plan, precision: str) -> Lowered:
             _lower_matmul(lowered, row, precision, quantised)
         else:
             _append(lowered, row, tuned=_has_tuned(lowered, row))
-        for name in written(ops.find(row.op), row):
+        for name in written(row):
             quantised.pop(name, None)
     used = {value for row in lowered.rows for value in row.operands.values()}
     lowered.operands = {name: value for name, value in lowered.operands.items() if name in used}
@@ -47,16 +47,10 @@ def lower(plan: Plan, precision: str) -> Lowered:
     return lowered
 
 
-def written(op: Op, row: Row) -> list[str]:
-    """The operands that a row writes."""
-    names = [parameter.name for parameter in op.signature.parameters[: op.outputs]]
-    return [str(row.operands[name]) for name in names]
-
-
 def barriers(rows: list[Row]) -> list[bool]:
     """After which rows all threads must meet: where the next one reads what was written since the
     last meeting, or writes what was read or written since. After the last one always."""
-    outputs = [set(written(ops.find(row.op), row)) for row in rows]
+    outputs = [set(written(row)) for row in rows]
     named = [{v for v in row.operands.values() if isinstance(v, str)} for row in rows]
     result = []
     reads: set[str] = set()

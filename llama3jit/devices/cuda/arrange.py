@@ -6,10 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
-
-from llama3jit.devices.cuda.shapes import extent
-from llama3jit.ops.signature import DTYPES
+from llama3jit.devices.cuda.shapes import nbytes_of
 
 if TYPE_CHECKING:
     from llama3jit.devices.cuda.lower import Lowered
@@ -61,7 +58,7 @@ def arranged(lowered: Lowered, sizes: Mapping[str, int]) -> tuple[dict[str, int]
     """The offset of each buffer of a pass, and the bytes that all take, the largest placed first,
     each as low as it can lie."""
     nbytes = {
-        name: extent(operand, sizes) * np.dtype(DTYPES[operand.dtype]).itemsize
+        name: nbytes_of(operand, sizes)
         for name, operand in lowered.operands.items()
         if operand.kind == "buffer"
     }

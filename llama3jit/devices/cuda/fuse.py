@@ -11,6 +11,7 @@ from kernels_cuda.layouts import packed_shape
 from kernels_cuda.leading import WORDS
 from llama3jit.compile.cuda.units import portable_unit, tuned_unit
 from llama3jit.compile.units import Unit
+from llama3jit.devices.bind import written
 from llama3jit.devices.cuda.lower import (
     CACHE_OPS,
     FEW,
@@ -27,7 +28,6 @@ from llama3jit.devices.cuda.lower import (
     many_attention,
     product_dims,
     product_op,
-    written,
 )
 from llama3jit.devices.cuda.stacks import stacks
 from llama3jit.model.plan import Operand, Plan, Row

@@ -10,7 +10,6 @@ from math import prod
 import kernels_cuda
 from kernels_cuda import Launch
 from kernels_cuda.leading import LEADING
-from llama3jit import ops
 from llama3jit.compile.cuda.units import Chip, is_tuned, signature_of, tell_kernels, tuned_unit
 from llama3jit.compile.units import Unit
 from llama3jit.devices import Limits
@@ -244,10 +243,3 @@ def launch_of(unit: Unit, dims: Mapping[str, int], chip: Chip) -> Launch:
     items = signature_of(unit.op).count(dims)
     blocks = min(max(1, -(-items // THREADS)), MOST_BLOCKS)
     return Launch((blocks, 1, 1), (THREADS, 1, 1))
-
-
-def written(row: Row) -> list[str]:
-    """The operands that a row of a plan writes."""
-    op = ops.find(row.op)
-    names = [parameter.name for parameter in op.signature.parameters[: op.outputs]]
-    return [str(row.operands[name]) for name in names]

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from llama3jit.devices import Limits
 from llama3jit.devices.cuda.arrange import ALIGNMENT
 from llama3jit.devices.cuda.lower import Lowered
-from llama3jit.devices.cuda.shapes import extent, largest_shape, sizes_of
+from llama3jit.devices.cuda.shapes import largest_shape, nbytes_of, sizes_of
 from llama3jit.errors import MemoryLimitError
-from llama3jit.model.plan import Operand
-from llama3jit.ops.signature import DTYPES
 
 # For compiled kernels, graphs and what the driver keeps beside them.
 RESERVE_BYTES = 192 * 2**20
@@ -32,11 +28,6 @@ class Place:
     use: str
     offset: int
     nbytes: int
-
-
-def nbytes_of(operand: Operand, sizes: dict[str, int]) -> int:
-    """Bytes of an operand."""
-    return extent(operand, sizes) * np.dtype(DTYPES[operand.dtype]).itemsize
 
 
 def place_operands(lowered: Lowered, limits: Limits) -> tuple[dict[str, Place], dict[str, int]]:

@@ -29,8 +29,8 @@ from llama3jit.devices.cuda.lower import (
     pack_unit,
     packers,
 )
-from llama3jit.devices.cuda.memory import check_memory, nbytes_of, place_operands
-from llama3jit.devices.cuda.shapes import Shape, largest_shape, shape_of, sizes_of
+from llama3jit.devices.cuda.memory import check_memory, place_operands
+from llama3jit.devices.cuda.shapes import Shape, largest_shape, nbytes_of, shape_of, sizes_of
 from llama3jit.devices.cuda.upload import Uploader
 from llama3jit.errors import CancelledError, DeviceError
 from llama3jit.model import weights

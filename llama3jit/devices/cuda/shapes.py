@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
+
+import numpy as np
 
 from llama3jit.devices import Limits
 from llama3jit.model.plan import Operand
+from llama3jit.ops.signature import DTYPES
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +76,7 @@ def sizes_of(shape: Shape, limits: Limits) -> dict[str, int]:
     }
 
 
-def extent(operand: Operand, sizes: Mapping[str, int]) -> int:
-    """How many values an operand has."""
-    count = 1
-    for dim in operand.shape:
-        count *= sizes[dim] if isinstance(dim, str) else dim
-    return count
+def nbytes_of(operand: Operand, sizes: Mapping[str, int]) -> int:
+    """Bytes of an operand."""
+    dims = [sizes[dim] if isinstance(dim, str) else dim for dim in operand.shape]
+    return prod(dims) * np.dtype(DTYPES[operand.dtype]).itemsize
