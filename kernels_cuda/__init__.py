@@ -44,8 +44,6 @@ INT8 = ("q4_0", "q4_1", "q8_0", "q4_k", "q5_k", "q6_k", "iq4_xs")
 FLOATS = ("f16", "bf16")
 # Numbers of tokens that the kernels for few tokens are made for; more are taken in parts.
 FEW = (1, 8, 16)
-
-
 # Tokens of a tile of the kernels for many.
 WIDE = (16, 32, 64, 128, 256)
 # Types of the KV cache that have kernels.
@@ -85,7 +83,8 @@ TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "halve": ("kernels_cuda.wide", FLOATS),
     "matmul_halves": ("kernels_cuda.wide", _wide()),
     "matmul": ("kernels_cuda.matmul", _each(FLOATS, FEW)),
-    "matmul_int8": ("kernels_cuda.matmul", _each(INT8, FEW)),
+    # Those of formats with longer steps have no registers for the sums of 32 tokens.
+    "matmul_int8": ("kernels_cuda.matmul", (*_each(INT8, FEW), "q8_0:32")),
     "pack": ("kernels_cuda.pack", (*INT8, *FLOATS)),
     "quantize": ("kernels_cuda.quantize", ("",)),
     "rmsnorm": ("kernels_cuda.norm", ("",)),
@@ -164,8 +163,9 @@ def variant_of(op: str, variant: str, dims: Mapping[str, int]) -> str | None:
     variants = TUNED[op][1]
     if variant in variants:
         return variant
-    few = [size for size in FEW if size >= dims.get("T", 0)] or [FEW[-1]]
-    sizes = HEAD_DIMS if "head_dim" in dims else few
+    sizes = [int(v.partition(":")[2]) for v in variants if v.startswith(f"{variant}:")]
+    if "head_dim" not in dims:
+        sizes = [size for size in sizes if size >= dims.get("T", 0)] or sizes[-1:]
     wanted = dims.get("head_dim")
     module = import_module(TUNED[op][0])
     if op == "matmul_halves":

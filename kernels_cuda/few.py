@@ -1,8 +1,9 @@
-"""Shapes of the products with up to 8 tokens on sm_90: what lies where in shared memory.
+"""Shapes of the products with few tokens on sm_90: what lies where in shared memory.
 
 A block of threads stays for as long as there are rows: it takes 16 rows at a time, its warps share
-the columns, and each has a ring of pieces of the weight (`rings`). The activations lie beside them
-from the start. All offsets are bytes.
+the columns, and each has a ring of pieces of the weight (`rings`). Up to 8 tokens' activations lie
+beside them from the start. Those of more lie there by slices of columns, and two teams of warps
+take 16 rows each. All offsets are bytes.
 """
 
 from __future__ import annotations
@@ -33,3 +34,21 @@ def fixed_bytes(columns, blocks, tokens, width, arrays):
 def stages_of(fixed, piece):
     """Places in a ring of pieces of so many bytes."""
     return max(2, min(32, min(RING, MOST - fixed) // (WARPS * piece)))
+
+
+# With more than 8 tokens.
+TEAM = 8  # warps that share the columns of 16 rows
+SLICE = 2048  # columns
+SLICE_ROW = SLICE + 32  # bytes from a token's columns to the next one's
+
+
+def pitch_of(tokens):
+    """Bytes from a block's scales to the next one's, so that they fall into different banks."""
+    return (tokens + 2) * 4
+
+
+def sliced_bytes(tokens, arrays):
+    """`fixed_bytes` with more than 8 tokens."""
+    partial = WARPS * ROWS * tokens * 4
+    scales = arrays * (SLICE // 32) * pitch_of(tokens)
+    return (BARRIERS + partial + tokens * SLICE_ROW + scales + 127) // 128 * 128

@@ -55,7 +55,6 @@ def make(name, tokens):
     """The kernel for a type of halves, for 1 or for up to 8 tokens."""
     mma, two = (mma_f16, two_halves) if name == "f16" else (mma_bf16, two_bfloats)
     put_rows = put_rows_of(two)
-    put_sums = put_one if tokens == 1 else put_eight
     outputs = ROWS * tokens
 
     def matmul(out, weight, x, T, N, rows, row_bytes, K):
@@ -135,7 +134,10 @@ def make(name, tokens):
                 place, barrier = u32(place + PIECE), u32(barrier + 8)
                 if barrier == past:
                     place, barrier, parity = ring, barriers, u32(parity ^ u32(1))
-            put_sums(part, lane, c)
+            if tokens == 1:
+                put_one(part, lane, c[0], c[2])
+            else:
+                put_eight(part, lane, c)
             cuda.syncthreads()
             if stores and n < N:
                 store_f32(to, total_of(total_at, outputs))

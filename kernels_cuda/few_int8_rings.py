@@ -4,7 +4,7 @@ from numba import cuda
 from numba.cuda import types
 
 from kernels_cuda import few
-from kernels_cuda.few_int8 import in_turn
+from kernels_cuda.few_int8_steps import step_of_one, step_of_tiles
 from kernels_cuda.few_sums import put_eight, put_one, total_of
 from kernels_cuda.fragments import FRAGMENTS
 from kernels_cuda.layouts import STEPS
@@ -13,17 +13,11 @@ from kernels_cuda.ptx import (
     await_phase,
     grid_go,
     grid_wait,
-    lane_id,
     load_4,
     load_16,
-    mma_int8,
-    mma_int8_column,
     put_4,
     put_16,
     quotient,
-    shared_2_f32,
-    shared_4_f32,
-    shared_8,
     shared_16,
     store_f32,
 )
@@ -41,129 +35,6 @@ row_bytes_of, fixed_bytes, stages_of = (
     rebuilder.compiled(function, {})
     for function in (few.row_bytes_of, few.fixed_bytes, few.stages_of)
 )
-
-
-@device
-def add_two(sums, d, low, high, scale):
-    """Add one token's products of two rows, scaled."""
-    sums[0] += d[0] * (low * scale)
-    sums[2] += d[1] * (high * scale)
-
-
-@device
-def add_four(sums, d, low, high, scales):
-    """Add two tokens' products of two rows, scaled."""
-    sums[0] += d[0] * (low * scales[0])
-    sums[1] += d[1] * (low * scales[1])
-    sums[2] += d[2] * (high * scales[0])
-    sums[3] += d[3] * (high * scales[1])
-
-
-def halves_of_one(form, j):
-    """`block_of_one` for a format with scales for each 16 columns, which two of four lanes hold."""
-    quants, first, second = form.quants(j), form.scales(j, 0), form.scales(j, 1)
-
-    @device
-    def of_block(sums, r, x, scales, totals, one, blocks):
-        a = quants(r)
-        b = shared_8(x + 32 * j)
-        upper = lane_id() & u32(2)
-        none = u32(0)
-        b0, b1 = (none, none) if upper else (b[0], b[1])
-        d = mma_int8_column(a[0], a[1], a[2], a[3], b0, b1)
-        low, high = first(r)
-        add_two(sums, d, low, high, scales[j])
-        b0, b1 = (b[0], b[1]) if upper else (none, none)
-        d = mma_int8_column(a[0], a[1], a[2], a[3], b0, b1)
-        low, high = second(r)
-        add_two(sums, d, low, high, scales[j])
-
-    return of_block
-
-
-def halves_of_eight(form, j):
-    """`block_of_eight` for a format with scales for each 16 columns."""
-    quants, first, second = form.quants(j), form.scales(j, 0), form.scales(j, 1)
-
-    @device
-    def of_block(sums, r, x, scales, totals, one, blocks):
-        a = quants(r)
-        b = shared_8(x + 32 * j)
-        s = shared_2_f32(scales + 32 * j)
-        upper = lane_id() & u32(2)
-        none = u32(0)
-        b0, b1 = (none, none) if upper else (b[0], b[1])
-        d = mma_int8(a[0], a[1], a[2], a[3], b0, b1)
-        low, high = first(r)
-        add_four(sums, d, low, high, s)
-        b0, b1 = (b[0], b[1]) if upper else (none, none)
-        d = mma_int8(a[0], a[1], a[2], a[3], b0, b1)
-        low, high = second(r)
-        add_four(sums, d, low, high, s)
-
-    return of_block
-
-
-def block_of_one(form, j):
-    """Add the products of block j of a step to two sums, of rows l / 4 and 8 more; `x` is the
-    address of the step's activations, `scales` and `totals` are its blocks' own."""
-    quants, steps = form.quants(j), form.scales(j)
-    has_minima = form.minima is not None
-    minima = form.minima(j) if has_minima else steps
-
-    @device
-    def of_block(sums, r, x, scales, totals, first, blocks):
-        a = quants(r)
-        low, high = steps(r)
-        b = shared_8(x + 32 * j)
-        d = mma_int8_column(a[0], a[1], a[2], a[3], b[0], b[1])
-        add_two(sums, d, low, high, scales[j])
-        if has_minima:
-            less_low, less_high = minima(r)
-            sums[0] -= less_low * totals[j]
-            sums[2] -= less_high * totals[j]
-
-    return of_block
-
-
-def block_of_eight(form, j):
-    """The same for four sums, as `mma_int8` gives them; `scales` and `totals` are addresses."""
-    quants, steps = form.quants(j), form.scales(j)
-    has_minima = form.minima is not None
-    minima = form.minima(j) if has_minima else steps
-
-    @device
-    def of_block(sums, r, x, scales, totals, first, blocks):
-        a = quants(r)
-        low, high = steps(r)
-        b = shared_8(x + 32 * j)
-        d = mma_int8(a[0], a[1], a[2], a[3], b[0], b[1])
-        s = shared_2_f32(scales + 32 * j)
-        add_four(sums, d, low, high, s)
-        if has_minima:
-            less_low, less_high = minima(r)
-            s = shared_2_f32(totals + 32 * j)
-            sums[0] -= less_low * s[0]
-            sums[1] -= less_low * s[1]
-            sums[2] -= less_high * s[0]
-            sums[3] -= less_high * s[1]
-
-    return of_block
-
-
-@device
-def four_scales(at):
-    return shared_4_f32(at)
-
-
-@device
-def eight_scales(at):
-    return shared_4_f32(at) + shared_4_f32(u32(at + 16))
-
-
-@device
-def address(at):
-    return at
 
 
 @device
@@ -197,12 +68,7 @@ def make(name, tokens):
     """The kernel for a format, for 1 or for up to 8 tokens."""
     form, step = FRAGMENTS[name], STEPS[name]
     step_blocks, step_bytes = step.blocks, step.total_bytes
-    block = block_of_one if tokens == 1 else block_of_eight
-    if form.in_halves:
-        block = halves_of_one if tokens == 1 else halves_of_eight
-    add = in_turn([block(form, j) for j in range(step_blocks)])
-    scales_of = {4: four_scales, 8: eight_scales}[step_blocks] if tokens == 1 else address
-    put_sums = put_one if tokens == 1 else put_eight
+    add = step_of_one(name) if tokens == 1 else step_of_tiles(name, 1, 0, 4 * tokens)
     load = form.load(shared_16)
     factor = f32(form.factor)
     # Without minima nothing reads the totals, which then are any numbers.
@@ -266,7 +132,7 @@ def make(name, tokens):
             + (lane & 3) * 8
             + first * 32
         )
-        pair = i64(0) if tokens == 1 else (lane & 3) * 8
+        pair = (lane & 3) * (4 if tokens == 1 else 8)
         scales_first = u32(scales_at + pair + first * scale_bytes)
         totals_first = u32(totals_at + pair + first * scale_bytes)
         row = lane >> 2
@@ -294,14 +160,17 @@ def make(name, tokens):
                     if coming == 0:
                         coming = mine
                         source += jump
-                add(sums, r, x, scales_of(scales), scales_of(totals), 0, 0)
+                add(sums, r, x, scales, totals)
                 x = u32(x + WARPS * step_blocks * 32)
                 scales = u32(scales + WARPS * step_blocks * scale_bytes)
                 totals = u32(totals + WARPS * step_blocks * scale_bytes)
                 place, barrier = u32(place + step_bytes), u32(barrier + 8)
                 if barrier == past:
                     place, barrier, parity = ring, barriers, u32(parity ^ u32(1))
-            put_sums(part, lane, sums)
+            if tokens == 1:
+                put_one(part, lane, sums[0], sums[1])
+            else:
+                put_eight(part, lane, sums)
             cuda.syncthreads()
             if stores and n < N:
                 store_f32(to, total_of(total_at, outputs) * factor)

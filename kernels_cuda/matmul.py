@@ -1,9 +1,9 @@
 """Matrix products with few tokens: the tensor cores multiply 16 rows of the weight by 8 tokens at a
 time, warps share the columns, and each weight is read once, from memory to registers.
 
-Up to 8 tokens on sm_90 blocks of threads stay for as long as there are rows (`few`); else a block
-takes 16 rows by up to 16 tokens. A token's sums do not depend on the other tokens; the order of the
-sums depends on the number of warps alone.
+On sm_90 blocks of threads stay for as long as there are rows (`few`), up to 8 tokens, and of int8 up
+to 32 at a time; else a block takes 16 rows by its tokens. A token's sums do not depend on the other
+tokens, nor of int8 on sm_90 on how many there are.
 """
 
 from __future__ import annotations
@@ -22,9 +22,17 @@ def split(variant):
     return name, int(tokens)
 
 
+def stays(op, variant):
+    """Whether a kernel's blocks stay for as long as there are rows."""
+    return CAPABILITY[0] >= (9, 0) and (op == "matmul_int8" or split(variant)[1] <= 8)
+
+
 def rings_of(op, variant, dims):
-    """Bytes before the rings, and of a piece, of a kernel for up to 8 tokens."""
+    """Bytes before the rings, and of a piece, of a kernel whose blocks stay."""
     name, tokens = split(variant)
+    if tokens > 8:
+        arrays = 2 if name in WITH_MINIMA else 1
+        return few.sliced_bytes(tokens, arrays), STEPS[name].total_bytes
     columns = dims["K"] if "K" in dims else dims["width"]  # int8 rows are as wide as they are long
     if op == "matmul":
         return few.fixed_bytes(-(-columns // 64) * 64, 0, tokens, 2, 0), 2048
@@ -36,7 +44,7 @@ def rings_of(op, variant, dims):
 
 def fits(op, variant, dims):
     """Whether the activations leave room for rings in shared memory."""
-    if split(variant)[1] > 8 or CAPABILITY[0] < (9, 0):
+    if not stays(op, variant):
         return True
     fixed, piece = rings_of(op, variant, dims)
     return fixed + few.WARPS * 2 * piece <= few.MOST
@@ -45,21 +53,23 @@ def fits(op, variant, dims):
 def launch(op, variant, dims):
     tokens = split(variant)[1]
     groups = -(-dims["N"] // ROWS)
-    if tokens <= 8 and CAPABILITY[0] >= (9, 0):
+    parts = -(-dims["T"] // max(8, tokens))
+    if stays(op, variant):
         fixed, piece = rings_of(op, variant, dims)
         rings = few.WARPS * few.stages_of(fixed, piece) * piece
-        blocks = min(groups, PROCESSORS[0])
-        return Launch((blocks, 1, 1), (32 * few.WARPS, 1, 1), max(few.LEAST, fixed + rings))
-    return Launch((groups, -(-dims["T"] // max(8, tokens)), 1), (32 * WARPS, 1, 1))
+        # All parts at the same time, so that one reads what another has brought into the L2 cache.
+        blocks = min(groups, max(1, PROCESSORS[0] // parts))
+        return Launch((blocks, parts, 1), (32 * few.WARPS, 1, 1), max(few.LEAST, fixed + rings))
+    return Launch((groups, parts, 1), (32 * WARPS, 1, 1))
 
 
 def kernel(op, variant):
     name, tokens = split(variant)
-    if tokens <= 8 and CAPABILITY[0] >= (9, 0):
-        from kernels_cuda import few_halves_rings, few_int8_rings
+    if stays(op, variant):
+        from kernels_cuda import few_halves_rings, few_int8_rings, few_int8_slices
 
-        module = few_halves_rings if op == "matmul" else few_int8_rings
-        return module.make(name, tokens)
+        of_int8 = few_int8_rings if tokens <= 8 else few_int8_slices
+        return (few_halves_rings if op == "matmul" else of_int8).make(name, tokens)
     if op == "matmul":
         from kernels_cuda.few_halves import make
     else:

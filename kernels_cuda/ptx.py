@@ -139,6 +139,18 @@ byte_to_f32 = {
     )
     for i in range(4)
 }
+# The same for a byte whose number, 0 to 3, is not known before.
+any_byte_to_f32 = instruction(
+    [f32],
+    [u32, u32],
+    "{ .reg .b32 t, s; add.u32 s, $2, 0x7440; prmt.b32 t, $1, 0x4B000000, s; "
+    "sub.rn.f32 $0, t, 0f4B000000; }",
+)
+# And for eight bits from any one on, signed.
+any_signed_byte_to_f32 = instruction(
+    [f32], [u32, u32], "{ .reg .s32 t; bfe.s32 t, $1, $2, 8; cvt.rn.f32.s32 $0, t; }"
+)
+
 
 # Other threads of the warp.
 shuffle_xor = instruction(
@@ -196,22 +208,13 @@ mma_int8 = instruction(
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, {$4, $5, $6, $7}, "
     "{$8, $9}, {m, m, m, m}; %s }" % (_SHIFTED, _UNSHIFT),
 )
-# Of the same the first column of each lane's two: rows lane / 4 and 8 more.
-mma_int8_column = instruction(
+# Of the same the first column of each lane's two, rows lane / 4 and 8 more, with 1.5 * 2^23 on top.
+mma_int8_shifted = instruction(
     [f32] * 2,
     [u32] * 6,
     "{ .reg .b32 m, d0, d1, d2, d3; mov.b32 m, %s; "
     "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, {$2, $3, $4, $5}, "
-    "{$6, $7}, {m, m, m, m}; sub.rn.f32 $0, d0, 0f4B400000; sub.rn.f32 $1, d2, 0f4B400000; }"
-    % _SHIFTED,
-)
-# The same as mma_int8 for a of 16 x 16, b of 16 x 8.
-mma_int8_half = instruction(
-    [f32] * 4,
-    [u32] * 3,
-    "{ .reg .b32 m, d0, d1, d2, d3; mov.b32 m, %s; "
-    "mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {d0, d1, d2, d3}, {$4, $5}, "
-    "{$6}, {m, m, m, m}; %s }" % (_SHIFTED, _UNSHIFT),
+    "{$6, $7}, {m, m, m, m}; mov.b32 $0, d0; mov.b32 $1, d2; }" % _SHIFTED,
 )
 
 # Shared memory, by its 32-bit addresses.

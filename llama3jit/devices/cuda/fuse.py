@@ -17,7 +17,6 @@ from llama3jit.devices.cuda.lower import (
     FEW,
     FEW_ALONE,
     MOST_CHUNKS,
-    SHORT,
     Counts,
     Lowered,
     Part,
@@ -102,8 +101,10 @@ class Lowering:
         """The op whose tuned kernel does this matmul, if there is one."""
         if row.op != "matmul":
             return None
-        n_tokens = self.count_of(str(row.operands["x"]))
-        return product_op(row, self.lowered.operands, n_tokens, self.ways)
+        x = str(row.operands["x"])
+        singly = self.counts.alone or self.lowered.operands[x].shape[0] == "R"
+        operands = self.lowered.operands
+        return product_op(row, operands, self.count_of(x), self.ways, singly=singly)
 
     def wants_int8(self, name: str, at: int) -> bool:
         """Whether all that reads an operand from row `at` on takes it as int8."""
@@ -247,7 +248,7 @@ class Lowering:
         _, heads, head_dim = self.lowered.operands[q].shape
         size, n_tokens = int(head_dim), self.counts.n_tokens
         many = many_attention(row, size, self.ways)
-        few = FEW_ALONE if self.counts.alone else SHORT
+        few = FEW_ALONE if self.counts.alone else 1
         if n_tokens * self.counts.n_blocks > MOST_CHUNKS:
             few = 1
         if many is not None and n_tokens > few:

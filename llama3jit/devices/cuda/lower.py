@@ -29,11 +29,11 @@ FEW, FEW_ALONE = 64, 128
 # Tokens times KV blocks up to which there is memory for the sums of chunks, where attention of many
 # tokens could be taken in their place.
 MOST_CHUNKS = 4096
-# Tokens up to which that is faster than attention of many tokens, if they are of one sequence.
-SHORT = 16
 MOST_SHARED_HEADS = 16  # query heads to a KV head, for the tuned attention
-# Tokens from which a product of halves is faster than one of int8.
-MANY = 9
+# Tokens of several sequences, one each, and rows of logits, up to which a product takes int8; so a
+# token that is decoded is worked out in the same way, however many others are.
+MOST_INT8 = 64
+MOST_FLOATS = 8  # and one of floats its own kernel, though sums then are in another order
 INT8 = {"xq": ("i8", 1), "xs": ("f32", 32), "xsum": ("i32", 16), "xtotal": ("f32", 32)}
 
 
@@ -117,7 +117,7 @@ def lower_all(plan: Plan, ways: Ways, limits: Limits) -> Lowered:
     most = most_blocks(limits)
     for count in sorted({*counts_up_to(limits.max_tokens), limits.max_logits_rows}):
         kinds = {(False, most)}
-        if SHORT < count <= FEW_ALONE:  # elsewhere it makes no difference
+        if 1 < count <= FEW_ALONE:  # elsewhere it makes no difference
             kinds |= {(True, 1), (True, most)}
         for alone, n_blocks in kinds:
             n_rows = min(count, limits.max_logits_rows)
@@ -158,7 +158,7 @@ def fit_limits(plan: Plan, ways: Ways, limits: Limits) -> Limits:
     for row in plan.rows:
         if row.op == "matmul":
             counts = counts_up_to(most)
-            fitting = [n for n in counts if product_op(row, plan.operands, n, ways) is not None]
+            fitting = [n for n in counts if product_op(row, plan.operands, n, ways)]
             most = max(fitting, default=most)
         elif row.op == "attention" and has_tuned_cache(plan, ways):
             head_dim = int(plan.operands[str(row.operands["q"])].shape[-1])
@@ -169,12 +169,17 @@ def fit_limits(plan: Plan, ways: Ways, limits: Limits) -> Limits:
     return replace(limits, max_tokens=most, max_logits_rows=rows)
 
 
-def product_op(row: Row, operands: Mapping[str, Operand], n_tokens: int, ways: Ways) -> str | None:
-    """The op whose tuned kernel does a matmul of so many tokens."""
+def product_op(
+    row: Row, operands: Mapping[str, Operand], n_tokens: int, ways: Ways, *, singly: bool = False
+) -> str | None:
+    """The op whose tuned kernel does a matmul of so many tokens; `singly` where they are one each
+    of several sequences."""
     if not ways.tuned:
         return None
     few, many = ("matmul_int8", "matmul"), ("matmul_halves",)
-    for op in (*many, *few) if n_tokens >= MANY else few:
+    most = MOST_FLOATS if row.variant in kernels_cuda.FLOATS else MOST_INT8
+    takes_few = n_tokens == 1 or (singly and n_tokens <= most)
+    for op in (*few, *many) if takes_few else (*many, *few):
         dims = product_dims(row, operands, n_tokens)
         known = f"{row.variant}:" in " ".join(kernels_cuda.TUNED.get(op, ("", ()))[1])
         if known and tuned_unit(op, row.variant, dims, ways.chip) is not None:

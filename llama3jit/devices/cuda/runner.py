@@ -31,6 +31,7 @@ from llama3jit.devices.cuda.lower import (
 )
 from llama3jit.devices.cuda.memory import check_memory, place_operands
 from llama3jit.devices.cuda.shapes import Shape, largest_shape, nbytes_of, shape_of, sizes_of
+from llama3jit.devices.cuda.split import split
 from llama3jit.devices.cuda.upload import Uploader
 from llama3jit.errors import CancelledError, DeviceError
 from llama3jit.model import weights
@@ -150,6 +151,19 @@ class CudaRunner:
 
     def forward(self, batch: Batch) -> NDArray[np.float32]:
         """See Runner."""
+        check_batch(batch, self.limits)
+        parts = self._parts(batch)
+        if len(parts) == 1:
+            return self._forward(batch)
+        logits = np.empty((len(batch.logits_rows), self.limits.vocab_size), np.float32)
+        for part, rows in parts:
+            logits[rows] = self._forward(part)
+        return logits
+
+    def _parts(self, batch: Batch) -> list[tuple[Batch, Any]]:
+        return split(batch) if self._ways.tuned else [(batch, slice(None))]
+
+    def _forward(self, batch: Batch) -> NDArray[np.float32]:
         if self._left is not None and self._left[0] is batch:
             self._fetch_rows(self._left[1], len(batch.logits_rows))
         else:
@@ -160,6 +174,20 @@ class CudaRunner:
 
     def leading(self, batch: Batch) -> Leading | None:
         """See Runner."""
+        check_batch(batch, self.limits)
+        parts = self._parts(batch)
+        if len(parts) == 1:
+            return self._leading(batch)
+        ids = np.empty((len(batch.logits_rows), LEADING), np.int32)
+        logits = np.empty(ids.shape, np.float32)
+        for part, rows in parts:
+            found = self._leading(part)
+            if found is None:
+                return None
+            ids[rows], logits[rows] = found.ids, found.logits
+        return Leading(ids, logits)
+
+    def _leading(self, batch: Batch) -> Leading | None:
         self._run(batch, leading=True)
         n_rows = len(batch.logits_rows)
         found = self._logits_host.view(np.int32)[: n_rows * WORDS].reshape(n_rows, WORDS)
@@ -191,7 +219,6 @@ class CudaRunner:
             raise DeviceError("the model is closed")
         if self._failure is not None:
             raise DeviceError(f"{self._failure}; load the model again, or use device='cpu'")
-        check_batch(batch, self.limits)
         shape = self.shape_of(batch)
         leading = leading and len(batch.logits_rows) > 0
         try:
