@@ -110,7 +110,9 @@ def make(name, tokens):
         group = u32(cuda.blockIdx.x + team * stride)
         left = u32(0)
         if group < groups:
-            left = u32(quotient(i64(groups - group + TEAMS * stride - 1), i64(TEAMS * stride)) * mine)
+            left = u32(
+                quotient(i64(groups - group + TEAMS * stride - 1), i64(TEAMS * stride)) * mine
+            )
         open_ring(barriers, stages, lane)
         if thread == 0:
             barrier_init(u32(base + SLICE_BARRIER), u32(1))

@@ -129,9 +129,7 @@ def scales_iq4_xs(g):
 
     @device
     def scale(first, second, j):
-        s = ((second >> u32(4 * j)) & u32(15)) | (
-            ((first >> u32(16 + 2 * j)) & u32(3)) << u32(4)
-        )
+        s = ((second >> u32(4 * j)) & u32(15)) | (((first >> u32(16 + 2 * j)) & u32(3)) << u32(4))
         return low_half(first) * (i32_to_f32(u32(s)) - f32(32.0))
 
     @device
