@@ -155,6 +155,8 @@ class Gpu:
 
     def seconds(self, fill: Callable[[], None], repeats: int = 7) -> float:
         """The median time of a graph of all that `fill` launches."""
+        fill()  # what it allocates cannot be while launches are captured
+        self.wait()
         with self.captured() as graphs:
             fill()
         start, end = (check(self.cuda.cuEventCreate(0)) for _ in range(2))

@@ -5,11 +5,10 @@ from numba.cuda import types
 
 from kernels_cuda import few
 from kernels_cuda.few_int8_steps import step_of_one, step_of_tiles
-from kernels_cuda.few_sums import put_eight, put_one, total_of
-from kernels_cuda.layouts import STEPS
 from kernels_cuda.few_norms import gains, normalised
 from kernels_cuda.few_sums import put_eight, put_one, total_of
 from kernels_cuda.fragments import FRAGMENTS
+from kernels_cuda.layouts import STEPS
 from kernels_cuda.memory import dynamic_shared, registers
 from kernels_cuda.ptx import (
     await_phase,

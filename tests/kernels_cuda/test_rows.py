@@ -94,8 +94,13 @@ def test_a_product_that_normalises(gpu, variant, k):
     found = gpu.run(
         "add_rmsnorm_matmul",
         variant,
-        **{"out": nans(1, n), "total": nans(1, k), "weight": weight},
-        **{"x": x, "y": y, "gain": gain, "eps": 1e-5},
+        out=nans(1, n),
+        total=nans(1, k),
+        weight=weight,
+        x=x,
+        y=y,
+        gain=gain,
+        eps=1e-5,
     )
     assert found["total"].tobytes() == total.tobytes()
     assert found["out"].tobytes() == expected.tobytes()

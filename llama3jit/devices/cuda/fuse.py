@@ -293,8 +293,11 @@ class Lowering:
         total = x.removesuffix(":sum") if x.endswith(":sum") else f"{x}:sum"
         summed, normed = rows[0].operands, rows[1].operands
         self.normed[out] = {
-            **{"total": total, "x": x, "y": summed["x"]},
-            **{"gain": normed["weight"], "eps": normed["eps"]},
+            "total": total,
+            "x": x,
+            "y": summed["x"],
+            "gain": normed["weight"],
+            "eps": normed["eps"],
         }
         taken = (self.product, self.gate_up, self.qkv)[len(readers) - 1](at + 2)
         if not taken:
