@@ -25,7 +25,7 @@ EMBD, FF, HEADS, KV_HEADS, HEAD_DIM, VOCAB, LAYERS = 4096, 14336, 32, 8, 128, 12
 QKV = (HEADS + 2 * KV_HEADS) * HEAD_DIM
 SHAPES = ((QKV, EMBD), (EMBD, EMBD), (1024, EMBD), (FF, EMBD), (2 * FF, EMBD), (EMBD, FF))
 HEAD = (VOCAB, EMBD)
-MOST_OF_FEW = 8  # tokens
+MOST_INT8, MOST_FLOATS = 64, 8  # tokens that the products for few take
 PERIOD = 3_000_000_000  # bytes of weights that launches go round
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -71,7 +71,7 @@ def int8_shapes(t: int, k: int) -> dict[str, tuple[int, ...]]:
 
 def product(bench: Bench, variant: str, t: int, n: int, k: int, weight: int) -> None:
     shape = packed_shape(variant, n, k)
-    if t > MOST_OF_FEW:
+    if t > (MOST_FLOATS if variant in kernels_cuda.FLOATS else MOST_INT8):
         size = -(-t // 128) * -(-k // 256) * 128 * 256
         halves = "bf16" if variant == "bf16" else "f16"
         bench.row("halve", halves, {"xh": (size,), "x": (t, k)})
@@ -267,7 +267,7 @@ def batch(bench: Bench, t: int, context: int) -> dict[str, int]:
 
 def step(bench: Bench, variant: str, t: int, context: int) -> None:
     """All rows of a decode step of t sequences, each with so many tokens."""
-    quantised = variant not in kernels_cuda.FLOATS and t <= MOST_OF_FEW
+    quantised = variant not in kernels_cuda.FLOATS and t <= MOST_INT8
     norm, merge, feed = (
         ("add_rmsnorm_quantize", "attention_merge_quantize", "swiglu_quantize")
         if quantised
