@@ -84,8 +84,7 @@ TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "halve": ("kernels_cuda.wide", FLOATS),
     "matmul_halves": ("kernels_cuda.wide", _wide()),
     "matmul": ("kernels_cuda.matmul", _each(FLOATS, FEW)),
-    # Those of formats with longer steps have no registers for the sums of 32 tokens.
-    "matmul_int8": ("kernels_cuda.matmul", (*_each(INT8, FEW), "q8_0:32")),
+    "matmul_int8": ("kernels_cuda.matmul", _each(INT8, FEW)),
     "pack": ("kernels_cuda.pack", (*INT8, *FLOATS)),
     "quantize": ("kernels_cuda.quantize", ("",)),
     "rmsnorm": ("kernels_cuda.norm", ("",)),

@@ -2,8 +2,8 @@
 
 A block of threads stays for as long as there are rows: it takes 16 rows at a time, its warps share
 the columns, and each has a ring of pieces of the weight (`rings`). Up to 8 tokens' activations lie
-beside them from the start. Those of more lie there by slices of columns, and two teams of warps
-take 16 rows each. All offsets are bytes.
+beside them from the start. Those of more come by slices of columns, the next one while one is in
+use, and two teams of warps take 16 rows each. All offsets are bytes.
 """
 
 from __future__ import annotations
@@ -36,19 +36,15 @@ def stages_of(fixed, piece):
     return max(2, min(32, min(RING, MOST - fixed) // (WARPS * piece)))
 
 
-# With more than 8 tokens.
+# With more than 8 tokens, which are taken 16 at a time; `slices_bytes` is then `fixed_bytes`.
+TOKENS = 16
 TEAM = 8  # warps that share the columns of 16 rows
-SLICE = 2048  # columns
+SLICE = 2048  # columns; there is room for two slices
 SLICE_ROW = SLICE + 32  # bytes from a token's columns to the next one's
+PITCH = (TOKENS + 2) * 4  # bytes from a block's scales to the next one's
+SLICE_SCALES = SLICE // 32 * PITCH  # bytes of a slice's scales
 
 
-def pitch_of(tokens):
-    """Bytes from a block's scales to the next one's, so that they fall into different banks."""
-    return (tokens + 2) * 4
-
-
-def sliced_bytes(tokens, arrays):
-    """`fixed_bytes` with more than 8 tokens."""
-    partial = WARPS * ROWS * tokens * 4
-    scales = arrays * (SLICE // 32) * pitch_of(tokens)
-    return (BARRIERS + partial + tokens * SLICE_ROW + scales + 127) // 128 * 128
+def slices_bytes(arrays):
+    total = BARRIERS + WARPS * ROWS * TOKENS * 4 + 2 * TOKENS * SLICE_ROW
+    return (total + 2 * arrays * SLICE_SCALES + 127) // 128 * 128

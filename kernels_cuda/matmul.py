@@ -1,9 +1,9 @@
 """Matrix products with few tokens: the tensor cores multiply 16 rows of the weight by 8 tokens at a
 time, warps share the columns, and each weight is read once, from memory to registers.
 
-On sm_90 blocks of threads stay for as long as there are rows (`few`), up to 8 tokens, and of int8 up
-to 32 at a time; else a block takes 16 rows by its tokens. A token's sums do not depend on the other
-tokens, nor of int8 on sm_90 on how many there are.
+On sm_90 blocks of threads stay for as long as there are rows (`few`), but for more than 8 tokens of
+floats; else a block takes 16 rows by its tokens. A token's sums do not depend on the other tokens,
+nor, with int8 on sm_90, on how many there are.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def rings_of(op, variant, dims):
     name, tokens = split(variant)
     if tokens > 8:
         arrays = 2 if name in WITH_MINIMA else 1
-        return few.sliced_bytes(tokens, arrays), STEPS[name].total_bytes
+        return few.slices_bytes(arrays), STEPS[name].total_bytes
     columns = dims["K"] if "K" in dims else dims["width"]  # int8 rows are as wide as they are long
     if op == "matmul":
         return few.fixed_bytes(-(-columns // 64) * 64, 0, tokens, 2, 0), 2048
@@ -72,8 +72,9 @@ def kernel(op, variant):
     if stays(op, variant):
         from kernels_cuda import few_halves_rings, few_int8_rings, few_int8_slices
 
-        of_int8 = few_int8_rings if tokens <= 8 else few_int8_slices
-        return (few_halves_rings if op == "matmul" else of_int8).make(name, tokens)
+        if tokens > 8:
+            return few_int8_slices.make(name)
+        return (few_halves_rings if op == "matmul" else few_int8_rings).make(name, tokens)
     if op == "matmul":
         from kernels_cuda.few_halves import make
     else:

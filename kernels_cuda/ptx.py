@@ -288,6 +288,10 @@ arrive = instruction(
 copy_16 = instruction(
     [], [u32, i64, u32], "cp.async.cg.shared.global [$0], [$1], 16, $2;", memory=True
 )
+# The same for 4 bytes.
+copy_4 = instruction(
+    [], [u32, i64, u32], "cp.async.ca.shared.global [$0], [$1], 4, $2;", memory=True
+)
 copies_go = instruction([], [], "cp.async.commit_group;", memory=True)
 copies_come = {n: instruction([], [], f"cp.async.wait_group {n};", memory=True) for n in range(3)}
 # Four matrices of 8 rows of 16 bytes, of which lanes 0-7, 8-15, ... give the addresses of the rows:

@@ -36,8 +36,10 @@ def test_int8_products(gpu, variant, tokens):
             made = quantised(rng, tokens, k)
             found = gpu.run("matmul_int8", variant, out=nans(tokens, n), weight=packed, **made)
             x = made["xq"].astype(np.float64) * np.repeat(made["xs"], 32, axis=1)
-            expected = x @ rows(weight, variant).astype(np.float64).T
-            assert error(found["out"], expected) < 2e-6, (n, k)
+            w = rows(weight, variant).astype(np.float64).T
+            # Against what sums of such products are: a single one may come out as all but zero.
+            size = np.linalg.norm(np.sqrt(x**2 @ w**2))
+            assert np.linalg.norm(found["out"] - x @ w) < 2e-6 * size, (n, k)
 
 
 @pytest.mark.parametrize("tokens", TOKENS)

@@ -72,8 +72,9 @@ def compile_ptx(unit: Unit, target: CudaTarget) -> str:
             asking.get_current_device = lambda: device
         tell_kernels(Chip(target.capability, 1))
         capability = (*target.capability, "a") if target.is_specific else target.capability
+        kernel = kernel_of(unit)
         ptx, _ = cuda.compile(
-            kernel_of(unit),
+            kernel,
             numba_signature(unit),
             cc=capability,
             device=False,
@@ -83,7 +84,16 @@ def compile_ptx(unit: Unit, target: CudaTarget) -> str:
     found = ENTRY.findall(ptx)
     if len(found) != 1:
         raise CompileError(f"{unit} compiles to {len(found)} kernels; expected 1")
-    return str(ptx).replace(found[0], symbol(unit))
+    return bounded(str(ptx).replace(found[0], symbol(unit)), getattr(kernel, "threads", 0))
+
+
+def bounded(ptx: str, threads: int) -> str:
+    """PTX with the threads of a block said, if they are not 0: the assembler then takes no more
+    registers than so many threads can have."""
+    if not threads:
+        return ptx
+    end = ptx.index(")", ptx.index(".entry")) + 1
+    return f"{ptx[:end]} .maxntid {threads}, 1, 1{ptx[end:]}"
 
 
 def assemble(ptx: str, target: CudaTarget) -> Built:
