@@ -129,7 +129,7 @@ class Scheduler:
             sequence.block_table = []
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        sequence.events.put(Finish(reason, error))
+        sequence.emit(Finish(reason, error))
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._most:
@@ -240,7 +240,7 @@ class Scheduler:
             self.finish(sequence, "stop")
             return
         sequence.tokens.append(token)
-        sequence.events.put(TokenEvent(token, chance, time.perf_counter()))
+        sequence.emit(TokenEvent(token, chance, time.perf_counter()))
         if len(sequence.tokens) >= sequence.capacity:
             self.finish(sequence, "length")
 

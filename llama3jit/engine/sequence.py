@@ -114,6 +114,16 @@ class SequenceState:
     block_row: NDArray[np.int32] = field(default_factory=lambda: np.zeros((1, 0), np.int32))
     cancelled: bool = False  # set by any thread, read by the engine's
     events: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # TokenEvent ..., Finish
+    listener: Callable[[], None] | None = None  # called, and soon over, when there is an event
+
+    def emit(self, event: TokenEvent | Finish) -> None:
+        """Hand an event to whoever waits for it."""
+        self.events.put(event)
+        if self.listener is not None:
+            try:
+                self.listener()
+            except RuntimeError:  # its event loop was closed: nobody waits any more
+                self.cancelled = True
 
     @property
     def generated(self) -> int:
