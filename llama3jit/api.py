@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from llama3jit.arguments import Messages, OnOverflow, Progress, Prompt, Sampling, as_ids
 from llama3jit.background import Background, uncollected
 from llama3jit.errors import InvalidArgumentError
-from llama3jit.generation import Generation, async_last, last, make_generation
-from llama3jit.opening import import_sandbox, open_model
-from llama3jit.overflow import (
-    Fitted,
-    check_overflow,
-    fit_messages,
-    fit_tokens,
-    room_for_reply,
-)
+from llama3jit.generation import async_last, chat_generation, last, text_generation
+from llama3jit.opening import Identity, import_sandbox, open_model
+from llama3jit.overflow import check_overflow
 from llama3jit.results import Result, Score
-from llama3jit.scoring import score_tokens
+from llama3jit.scoring import all_logits, score_tokens, show_logits
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from os import PathLike
     from pathlib import Path
     from types import TracebackType
 
@@ -30,8 +25,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llama3jit.engine.engine import Engine
-    from llama3jit.engine.sequence import Request, Visit
     from llama3jit.generation import AsyncParts, Parts
+    from llama3jit.session import Session
     from llama3jit.text.chat import ChatTemplate
     from llama3jit.text.tokenizer import Tokenizer
 
@@ -82,6 +77,7 @@ def load(
             progress=progress,
         )
     Background(import_sandbox).start()
+    identity = Identity(opened.fingerprint, kv_dtype, precision)
     return Llama(
         opened.engine,
         opened.tokenizer,
@@ -89,6 +85,7 @@ def load(
         chat_template,
         time.perf_counter() - began,
         on_overflow=on_overflow,
+        identity=identity,
     )
 
 
@@ -110,6 +107,7 @@ class Llama:
         load_s: float = 0.0,
         *,
         on_overflow: OnOverflow = "error",
+        identity: Identity | None = None,
     ) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
@@ -117,6 +115,7 @@ class Llama:
         self._template_source = chat_template
         self._load_s = load_s
         self._on_overflow = on_overflow
+        self._identity = identity or Identity(str, "", "")
 
     @property
     def n_ctx(self) -> int:
@@ -156,7 +155,7 @@ class Llama:
         """Like generate, as it goes: a part for each token, and a last one with the result. Wrong
         arguments and prompts raise at once; work begins with the first part asked for. Closing the
         iterator cancels the rest."""
-        return self._text_generation(prompt, sampling).parts()
+        return text_generation(self, prompt, sampling).parts()
 
     async def agenerate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Result:
         """Like generate, in an event loop, which is held up only while the prompt is tokenized.
@@ -166,7 +165,7 @@ class Llama:
     def astream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> AsyncParts:
         """Like stream, for `async for`. Leaving the loop, or cancelling the task, cancels the rest;
         one who keeps the iterator calls its aclose()."""
-        return self._text_generation(prompt, sampling).async_parts()
+        return text_generation(self, prompt, sampling).async_parts()
 
     def chat(self, messages: Messages, **sampling: Unpack[Sampling]) -> Result:
         """Answer a conversation, [{"role": "user", "content": ...}, ...], by its chat template;
@@ -175,7 +174,7 @@ class Llama:
 
     def stream_chat(self, messages: Messages, **sampling: Unpack[Sampling]) -> Parts:
         """Like chat, as it goes; see stream."""
-        return self._chat_generation(messages, sampling).parts()
+        return chat_generation(self, messages, sampling).parts()
 
     async def achat(self, messages: Messages, **sampling: Unpack[Sampling]) -> Result:
         """Like chat, in an event loop; see agenerate."""
@@ -183,7 +182,23 @@ class Llama:
 
     def astream_chat(self, messages: Messages, **sampling: Unpack[Sampling]) -> AsyncParts:
         """Like stream_chat, for `async for`; see astream."""
-        return self._chat_generation(messages, sampling).async_parts()
+        return chat_generation(self, messages, sampling).async_parts()
+
+    def session(
+        self, system: str | None = None, *, messages: Messages = (), **sampling: Unpack[Sampling]
+    ) -> Session:
+        """A conversation that remembers its turns, after a system prompt and `messages`, if any;
+        `sampling` is for all turns that do not say otherwise."""
+        from llama3jit.session import new_session
+
+        return new_session(self, system, messages, sampling)
+
+    def load_session(self, path: str | PathLike[str], **sampling: Unpack[Sampling]) -> Session:
+        """Go on with a session that was saved; `sampling` goes before what was saved of it. Raises
+        SessionError for a file that is broken, or not of this model, kv_dtype and precision."""
+        from llama3jit.session_file import read_session
+
+        return read_session(path, self, sampling)
 
     def tokenize(
         self, text: str, add_bos: bool | None = None, parse_special: bool = False
@@ -199,17 +214,7 @@ class Llama:
     def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
         """Logits [T, vocab_size] f32 after each of T ids (no BOS is added). T * vocab_size * 4
         bytes: `score` does without."""
-        import numpy as np
-
-        tokens = as_ids(ids)
-        self._engine.check(_visit_request(tokens, _ignore))
-        out = np.empty((len(tokens), self.vocab_size), np.float32)
-
-        def keep(first: int, rows: NDArray[np.float32]) -> None:
-            out[first : first + len(rows)] = rows
-
-        self._visit(tokens, keep)
-        return out
+        return all_logits(self._engine, as_ids(ids))
 
     def score(self, text: Prompt) -> Score:
         """How well the model predicts a text, or token ids.
@@ -218,7 +223,7 @@ class Llama:
         token is scored once, in the first window that holds it, so that it has at least n_ctx / 2
         tokens before it (fewer in the first window). Nothing of size T * vocab_size is held.
         """
-        return score_tokens(self._prompt_ids(text), self.n_ctx, self._visit)
+        return score_tokens(self._prompt_ids(text), self.n_ctx, partial(show_logits, self._engine))
 
     def close(self) -> None:
         """Free the model; may be called twice."""
@@ -245,55 +250,3 @@ class Llama:
         if isinstance(prompt, str):
             return list(self._tokenizer.encode(prompt, add_eos=False))
         return as_ids(prompt)
-
-    def _text_generation(self, prompt: Prompt, sampling: Sampling) -> Generation:
-        ids = self._prompt_ids(prompt)
-        fitted = Fitted(ids)
-        if self._shifts(sampling):
-            fitted = fit_tokens(ids, self.n_ctx, self._room(sampling), self._tokenizer.bos_id)
-        return self._generation(fitted, sampling, continues=True)
-
-    def _chat_generation(self, messages: Messages, sampling: Sampling) -> Generation:
-        encode = self._template.encode
-        if self._shifts(sampling):
-            fitted = fit_messages(messages, encode, self.n_ctx, self._room(sampling))
-        else:
-            fitted = Fitted(list(encode(messages)))
-        return self._generation(fitted, sampling, continues=False)
-
-    def _generation(self, prompt: Fitted, sampling: Sampling, *, continues: bool) -> Generation:
-        return make_generation(
-            self._engine,
-            self._tokenizer,
-            prompt,
-            sampling,
-            continues=continues,
-            load_s=self._load_s,
-        )
-
-    def _shifts(self, sampling: Sampling) -> bool:
-        """Whether a prompt that is too long is made to fit."""
-        chosen = sampling.get("on_overflow") or self._on_overflow
-        check_overflow(chosen)
-        return chosen == "shift"
-
-    def _room(self, sampling: Sampling) -> int:
-        return room_for_reply(self.n_ctx, sampling.get("max_tokens"))
-
-    def _visit(self, tokens: list[int], visit: Visit, visit_from: int = 0) -> None:
-        handle = self._engine.submit(_visit_request(tokens, visit, visit_from))
-        try:
-            for _ in handle:
-                pass
-        finally:
-            handle.cancel()
-
-
-def _visit_request(tokens: list[int], visit: Visit, visit_from: int = 0) -> Request:
-    from llama3jit.engine.sequence import Request
-
-    return Request(tokens, visit=visit, visit_from=visit_from)
-
-
-def _ignore(first: int, rows: NDArray[np.float32]) -> None:
-    return None

@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llama3jit.arguments import split_sampling
+from llama3jit.overflow import Fitted, fit_messages, fit_tokens, room_for_reply, shifts
 from llama3jit.results import Result, StreamPart, make_stats
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator
 
-    from llama3jit.arguments import Sampling
+    from llama3jit.api import Llama
+    from llama3jit.arguments import Messages, Prompt, Sampling
     from llama3jit.engine.engine import Engine, Handle
     from llama3jit.engine.sequence import Request, TokenEvent
-    from llama3jit.overflow import Fitted
     from llama3jit.text.streaming import TextStream
-    from llama3jit.text.tokenizer import Tokenizer
 
     Parts = Generator[StreamPart, None, None]
     AsyncParts = AsyncGenerator[StreamPart, None]
@@ -94,13 +94,7 @@ class Generation:
 
 
 def make_generation(
-    engine: Engine,
-    tokenizer: Tokenizer,
-    prompt: Fitted,
-    sampling: Sampling,
-    *,
-    continues: bool,
-    load_s: float,
+    llm: Llama, prompt: Fitted, sampling: Sampling, *, continues: bool
 ) -> Generation:
     """Check a prompt and its sampling arguments; raises what is wrong with them. `continues`: the
     reply goes on with the prompt's text."""
@@ -108,10 +102,30 @@ def make_generation(
     from llama3jit.text.streaming import TextStream
 
     params, stop = split_sampling(sampling)
-    request = Request(prompt.tokens, params, frozenset(tokenizer.end_ids))
-    engine.check(request)
-    text = TextStream(tokenizer, stop, continues=continues)
-    return Generation(engine, request, text, prompt, load_s)
+    request = Request(prompt.tokens, params, frozenset(llm._tokenizer.end_ids))
+    llm._engine.check(request)
+    text = TextStream(llm._tokenizer, stop, continues=continues)
+    return Generation(llm._engine, request, text, prompt, llm._load_s)
+
+
+def text_generation(llm: Llama, prompt: Prompt, sampling: Sampling) -> Generation:
+    """What continues a text or ids."""
+    fitted = Fitted(llm._prompt_ids(prompt))
+    if shifts(sampling, llm._on_overflow):
+        room = room_for_reply(llm.n_ctx, sampling.get("max_tokens"))
+        fitted = fit_tokens(fitted.tokens, llm.n_ctx, room, llm._tokenizer.bos_id)
+    return make_generation(llm, fitted, sampling, continues=True)
+
+
+def chat_generation(llm: Llama, messages: Messages, sampling: Sampling) -> Generation:
+    """What answers a conversation."""
+    encode = llm._template.encode
+    if shifts(sampling, llm._on_overflow):
+        room = room_for_reply(llm.n_ctx, sampling.get("max_tokens"))
+        fitted = fit_messages(messages, encode, llm.n_ctx, room)
+    else:
+        fitted = Fitted(encode(messages))
+    return make_generation(llm, fitted, sampling, continues=False)
 
 
 def last(parts: Parts) -> Result:

@@ -31,6 +31,15 @@ class Opened:
     fingerprint: Callable[[], str]
 
 
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What a cache's contents depend on beside the tokens. `fingerprint` gives the model's."""
+
+    fingerprint: Callable[[], str]
+    kv_dtype: str
+    precision: str
+
+
 def open_model(path: Path, **options: Any) -> Opened:
     """Load a model with the options of `open_runner`; raises as it does."""
     from llama3jit.devices.choose import open_runner

@@ -15,7 +15,7 @@ from llama3jit.errors import InvalidArgumentError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from llama3jit.arguments import Message
+    from llama3jit.arguments import Message, OnOverflow, Sampling
 
 CHOICES = ("error", "shift")
 
@@ -35,6 +35,13 @@ def check_overflow(on_overflow: object) -> None:
         raise InvalidArgumentError(
             f"on_overflow is {on_overflow!r:.60}; expected {', '.join(map(repr, CHOICES))}"
         )
+
+
+def shifts(sampling: Sampling, default: OnOverflow) -> bool:
+    """Whether a prompt that is too long is made to fit."""
+    chosen = sampling.get("on_overflow") or default
+    check_overflow(chosen)
+    return chosen == "shift"
 
 
 def room_for_reply(n_ctx: int, max_tokens: int | None) -> int:

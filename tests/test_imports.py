@@ -38,6 +38,9 @@ API = {
     "profile",
     "results",
     "scoring",
+    "session",
+    "session_file",
+    "talk",
 }
 KERNELS = {"ops", "kernels_cpu", "kernels_cuda"}
 COMPILERS = {"numba", "llvmlite"}

@@ -15,9 +15,10 @@ from llama3jit.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
     import asyncio
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from llama3jit.devices import Limits, Runner
+    from llama3jit.engine.snapshot import CacheSnapshot
 
 _POLL_S = 0.5  # how often a waiting consumer looks whether the engine still lives
 
@@ -80,6 +81,17 @@ class Engine:
         )
         self._core.add(sequence)
         return Handle(self, self._core, sequence)
+
+    def save_cache(self, tokens: Sequence[int]) -> CacheSnapshot:
+        """What the cache holds of these tokens, from position 0 on."""
+        from llama3jit.engine.snapshot import CacheSnapshot
+
+        self._core.check_alive()
+        return CacheSnapshot((), ())
+
+    def load_cache(self, snapshot: CacheSnapshot) -> None:
+        """Put blocks back."""
+        self._core.check_alive()
 
     def close(self) -> None:
         """Cancel what runs, end the thread, close the runner. May be called twice, by any thread;
