@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import operator
 from collections.abc import Callable, Mapping, Sequence, Set
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from llama3jit.errors import InvalidArgumentError
 
@@ -15,15 +15,20 @@ if TYPE_CHECKING:
 # Called while kernels compile: how many are done, how many there are, the name of the last.
 Progress = Callable[[int, int, str], None]
 Prompt = str | Sequence[int]
-Messages = Sequence[Mapping[str, Any]]  # {"role": "user", "content": "..."}, as templates take them
+Message = Mapping[str, Any]  # {"role": "user", "content": "..."}, as templates take them
+Messages = Sequence[Message]
+OnOverflow = Literal["error", "shift"]
 
 
 class Sampling(TypedDict, total=False):
-    """The keyword arguments of generate, stream, chat and stream_chat; defaults are llama.cpp's.
+    """The keyword arguments of generate, stream, chat, their twins and sessions; defaults are
+    llama.cpp's.
 
     max_tokens: None goes on until the context is full.  temperature: 0.8; 0 is greedy.
     top_k: 40; 0 is off.  top_p: 0.95; 1 is off.  min_p: 0.05; 0 is off.  seed: None draws one.
     stop: strings that end the text and are left out of it.  logprobs: report each token's.
+    on_overflow: what becomes of a prompt that leaves no room: "error", or "shift": the oldest turns
+    (of a text, the oldest tokens) are left out; None does as `load` was told.
     """
 
     max_tokens: int | None
@@ -34,6 +39,7 @@ class Sampling(TypedDict, total=False):
     seed: int | None
     stop: str | Sequence[str]
     logprobs: bool
+    on_overflow: OnOverflow | None
 
 
 def split_sampling(sampling: Sampling) -> tuple[SamplingParams, tuple[str, ...]]:
@@ -50,6 +56,7 @@ def split_sampling(sampling: Sampling) -> tuple[SamplingParams, tuple[str, ...]]
                 f"unknown argument {name!r}{hint} (there are: {', '.join(known)})"
             )
     given: dict[str, Any] = dict(sampling)
+    given.pop("on_overflow", None)
     stop = given.pop("stop", None)
     stops = () if stop is None else (stop,) if isinstance(stop, str) else _items(stop, "stop")
     for one in stops:

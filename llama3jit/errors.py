@@ -38,6 +38,11 @@ class ContextOverflowError(Llama3JitError):
     """More tokens than the context holds."""
 
 
+class SessionError(Llama3JitError):
+    """A session that is closed or in the middle of a turn; a session's file that is broken, cannot
+    be read or written, or is not for this model."""
+
+
 class MemoryLimitError(Llama3JitError):
     """A model that needs more memory than there is."""
 

@@ -25,7 +25,8 @@ class Result:
     finish_reason: "stop" at an end token or a stop string, "length" at max_tokens or at the end of
     the context.  tokens: the generated ids without the end token; after a stop string they include
     its tokens, the text does not.  seed: gives the same text again.  logprobs: of each token, the
-    model's own, if asked for.
+    model's own, if asked for.  dropped_turns, dropped_tokens: what on_overflow="shift" left out of
+    the prompt.
     """
 
     text: str
@@ -36,6 +37,8 @@ class Result:
     seed: int
     stats: Stats
     logprobs: list[float] | None = None
+    dropped_turns: int = 0
+    dropped_tokens: int = 0
 
     def __str__(self) -> str:
         return self.text

@@ -13,10 +13,40 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llama3jit.engine.engine import Engine
     from llama3jit.engine.sequence import Visit
 
 # Runs a window of tokens and shows the logits from a position on.
 RunWindow = Callable[[list[int], "Visit", int], None]
+
+
+def show_logits(engine: Engine, tokens: list[int], show: Visit, visit_from: int = 0) -> None:
+    """Show the logits of tokens from a position on; nothing is generated."""
+    from llama3jit.engine.sequence import Request
+
+    handle = engine.submit(Request(tokens, visit=show, visit_from=visit_from))
+    try:
+        for _ in handle:
+            pass
+    finally:
+        handle.cancel()
+
+
+def all_logits(engine: Engine, tokens: list[int]) -> NDArray[np.float32]:
+    """Logits [T, vocab_size] f32 of all tokens. What cannot be done is refused before memory is
+    taken."""
+    import numpy as np
+
+    from llama3jit.engine.sequence import Request
+
+    engine.check(Request(tokens, visit=lambda first, rows: None))
+    out = np.empty((len(tokens), engine.limits.vocab_size), np.float32)
+
+    def keep(first: int, rows: NDArray[np.float32]) -> None:
+        out[first : first + len(rows)] = rows
+
+    show_logits(engine, tokens, keep)
+    return out
 
 
 def score_tokens(tokens: list[int], n_ctx: int, run: RunWindow) -> Score:

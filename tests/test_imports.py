@@ -32,9 +32,15 @@ API = {
     "bench",
     "compare",
     "doctor",
+    "generation",
+    "opening",
+    "overflow",
     "profile",
     "results",
     "scoring",
+    "session",
+    "session_file",
+    "talk",
 }
 KERNELS = {"ops", "kernels_cpu", "kernels_cuda"}
 COMPILERS = {"numba", "llvmlite"}

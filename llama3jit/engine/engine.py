@@ -15,9 +15,11 @@ from llama3jit.engine.sequence import Finish, Request, SequenceState, TokenEvent
 from llama3jit.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    import asyncio
+    from collections.abc import Callable, Iterator, Sequence
 
     from llama3jit.devices import Limits, Runner
+    from llama3jit.engine.snapshot import CacheSnapshot
 
 _POLL_S = 0.5  # how often a waiting consumer looks whether the engine still lives
 
@@ -42,6 +44,16 @@ class Engine:
     def limits(self) -> Limits:
         """What the device holds."""
         return self._core.runner.limits
+
+    @property
+    def device(self) -> str:
+        """Where it runs: "cpu", "cuda:0", "reference"."""
+        return self._core.runner.device
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that the model takes there, by use."""
+        return dict(self._core.runner.memory)
 
     @property
     def n_ctx(self) -> int:
@@ -72,6 +84,17 @@ class Engine:
         self._core.add(sequence)
         return Handle(self, self._core, sequence)
 
+    def save_cache(self, tokens: Sequence[int]) -> CacheSnapshot:
+        """What the cache holds of these tokens, from position 0 on."""
+        from llama3jit.engine.snapshot import CacheSnapshot
+
+        self._core.check_alive()
+        return CacheSnapshot((), ())
+
+    def load_cache(self, snapshot: CacheSnapshot) -> None:
+        """Put blocks back."""
+        self._core.check_alive()
+
     def close(self) -> None:
         """Cancel what runs, end the thread, close the runner. May be called twice, by any thread;
         whoever waits for a token gets CancelledError."""
@@ -84,16 +107,19 @@ class Engine:
 
 
 class Handle:
-    """One request under way: iterate it for its tokens, in one thread; cancel it from any.
+    """One request under way: iterate it for its tokens, once, in one thread or one coroutine;
+    cancel it from any.
 
     After the iteration `finish` says why it ended; an error of the sequence is raised from the
-    iteration. Waiting can be interrupted (Ctrl-C); the request then goes on until it is cancelled.
+    iteration. Waiting can be interrupted (Ctrl-C, a task that is cancelled); the request then goes
+    on until it is cancelled.
     """
 
     def __init__(self, engine: Engine, core: Core, sequence: SequenceState) -> None:
         self._engine = engine  # collected, it would close
         self._core = core
         self._sequence = sequence
+        self._arrived: asyncio.Event | None = None
         self.finish: Finish | None = None
 
     def __del__(self) -> None:
@@ -122,12 +148,44 @@ class Handle:
             except Empty:
                 self._core.check_waiting(self._sequence)
                 continue
-            if isinstance(event, Finish):
-                self.finish = event
-                if event.error is not None:
-                    raise event.error
-            else:
+            if not self._is_last(event):
                 yield event
+
+    async def next(self) -> TokenEvent | None:
+        """The next token, for a coroutine to wait for; None after the last."""
+        if self._arrived is None:
+            self._arrived = self._listen()
+        while self.finish is None:
+            self._arrived.clear()  # before looking, so that what comes meanwhile is told again
+            try:
+                event = self._sequence.events.get_nowait()
+            except Empty:
+                await self._arrived.wait()
+                continue
+            return None if self._is_last(event) else event
+        return None
+
+    def _listen(self) -> asyncio.Event:
+        """What is set in the running event loop when there is an event."""
+        import asyncio
+
+        arrived = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def tell() -> None:
+            if not arrived.is_set():
+                loop.call_soon_threadsafe(arrived.set)
+
+        self._sequence.listener = tell
+        return arrived
+
+    def _is_last(self, event: TokenEvent | Finish) -> bool:
+        if not isinstance(event, Finish):
+            return False
+        self.finish = event
+        if event.error is not None:
+            raise event.error
+        return True
 
     def cancel(self) -> None:
         """End the request at the next step; at once, if no other request shares the forward pass

@@ -129,7 +129,7 @@ class Scheduler:
             sequence.block_table = []
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        sequence.events.put(Finish(reason, error))
+        sequence.emit(Finish(reason, error))
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self._most:
@@ -229,7 +229,7 @@ class Scheduler:
             return
         sequence.tokens.append(token)
         now = time.perf_counter()
-        sequence.events.put(TokenEvent(token, choice.logprob, now, choice.top_logprobs))
+        sequence.emit(TokenEvent(token, choice.logprob, now, choice.top_logprobs))
         if choice.ends:
             self.finish(sequence, "stop")
         elif len(sequence.tokens) >= sequence.capacity:

@@ -85,10 +85,20 @@ class SequenceState:
     block_row: NDArray[np.int32] = field(default_factory=lambda: np.zeros((1, 0), np.int32))
     cancelled: bool = False  # set by any thread, read by the engine's
     events: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # TokenEvent ..., Finish
+    listener: Callable[[], None] | None = None  # called, and soon over, when there is an event
     chooser: Chooser = field(init=False)  # preempted, it goes on where it was
 
     def __post_init__(self) -> None:
         self.chooser = Chooser(self.request, self.seed)
+
+    def emit(self, event: TokenEvent | Finish) -> None:
+        """Hand an event to whoever waits for it."""
+        self.events.put(event)
+        if self.listener is not None:
+            try:
+                self.listener()
+            except RuntimeError:  # its event loop was closed: nobody waits any more
+                self.cancelled = True
 
     @property
     def generated(self) -> int:
