@@ -72,7 +72,7 @@ class SamplingParams:
                 f"top_logprobs is {self.top_logprobs}: expected logprobs=True beside it"
             )
         object.__setattr__(self, "dry_sequence_breakers", _texts(self.dry_sequence_breakers))
-        _check_bias(self.logit_bias)
+        object.__setattr__(self, "logit_bias", _biases(self.logit_bias))
 
     @property
     def penalizes(self) -> bool:
@@ -164,17 +164,21 @@ def _texts(breakers: object) -> tuple[str, ...]:
     return texts
 
 
-def _check_bias(bias: object) -> None:
-    if bias is None:
-        return
-    if not isinstance(bias, Mapping):
-        raise InvalidArgumentError(f"logit_bias is {bias!r:.60}: expected a dict, id to number")
-    for token, value in bias.items():
-        if isinstance(token, bool) or not isinstance(token, int | np.integer):
-            raise InvalidArgumentError(f"logit_bias has the key {token!r}: expected a token id")
+def _biases(given: object) -> dict[int, float] | None:
+    """By id; ids may be text, which JSON makes of them."""
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise InvalidArgumentError(f"logit_bias is {given!r:.60}: expected a dict, id to number")
+    biases = {}
+    for token, value in given.items():
+        if isinstance(token, bool) or not str(token).isdecimal():
+            raise InvalidArgumentError(f"logit_bias has the key {token!r:.60}: expected a token id")
         number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
         if not number or not (value == -math.inf or math.isfinite(value)):
             raise InvalidArgumentError(
-                f"logit_bias of token {token} is {value!r}: expected a finite number, or -inf to "
-                f"forbid the token"
+                f"logit_bias of token {token} is {value!r:.60}: expected a finite number, or -inf "
+                f"to forbid the token"
             )
+        biases[int(token)] = float(value)
+    return biases
