@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from llama3jit.cli import options
+from llama3jit.cli.sampling import sampling_options
 from llama3jit.cli.streams import one_line, take_any_bytes
 from llama3jit.errors import Llama3JitError
 
@@ -25,6 +26,7 @@ Ctrl-C stops a reply and keeps what there is of it. //text sends /text."""
 BUILT_IN_QUESTION = "What is the capital of France, and what is it known for?"
 
 
+@sampling_options
 def chat(
     model: options.OptionalModel = None,
     system: options.System = None,
@@ -41,6 +43,8 @@ def chat(
     threads: options.Threads = None,
     kv_dtype: options.KVDtype = "f16",
     precision: options.Precision = "fast",
+    *,
+    more: dict[str, Any],
 ) -> None:
     """Talk with a model.
 
@@ -58,6 +62,7 @@ def chat(
         min_p=min_p,
         seed=seed,
         stop=stop,
+        **more,
     )
     with open_model(model, device, n_ctx, threads, kv_dtype, precision) as llm:
         talk = Conversation(llm, system, sampling, verbose)
