@@ -13,10 +13,11 @@ pytest.importorskip("pty")
 from terminal import ESCAPES, Terminal
 
 # Replies with the number of turns and the message, without line breaks.
-ECHO = """lambda h: (lambda at: replying(
-    str(h.count(258)) + ":" + bytes(t for t in h[at:h.index(259, at)] if t < 256)
-    .decode().replace(chr(10), "|") + ".")(h))(max(i for i, t in enumerate(h) if t == 258))"""
-ENDLESS = "lambda h: peak(65)"
+ECHO = (
+    "lambda h: (lambda at: replying(str(h.count(258)) + ':' + "
+    "bytes(t for t in h[at:h.index(259, at)] if t < 256).decode().replace(chr(10), '|') + '.')(h))"
+    "(max(i for i, t in enumerate(h) if t == 258))"
+)
 SLOW = "lambda b: time.sleep(0.02)"
 
 
@@ -73,15 +74,15 @@ def test_through_every_command(terminal, tmp_path):
         ("/probs 3", '257'),
         (f"/save {file}", "saved 2 turns"),
         ("/clear", "forgotten"),
-        ("three", "1:three."),
+        ("three", "2:three."),
         (f"/load {file}", "loaded 2 turns"),
-        ("four", "3:four."),
+        ("four", "4:four."),
         ("/set nohistory", "not kept"),
     ]  # fmt: skip
     for line, shown in steps:
         assert shown in window.run(line).split("\n", 1)[1], line
     window.run("/edit")  # what the editor left stands there
-    assert "4:from the editor." in window.run("")
+    assert "5:from the editor." in window.run("")
     assert {line.split()[0] for line, _ in steps} | {"/edit", "/bye"} >= set(COMMANDS)
     assert set(ALIASES.values()) <= set(COMMANDS)
     window.type("/bye\r")
@@ -118,8 +119,10 @@ def test_ctrl_c_while_the_model_loads_ends_at_once(terminal):
 
 def test_ctrl_c_in_the_prompt_of_the_model_drops_the_turn(terminal):
     # The pass over the prompt that holds "!" waits until it is cancelled.
-    before = """lambda b: 33 in b.tokens.tolist() and (
-        print('prefill', flush=True), both.runner.cancelled.wait(60))"""
+    before = (
+        "lambda b: 33 in b.tokens.tolist() and "
+        "(print('prefill', flush=True), both.runner.cancelled.wait(60))"
+    )
     window = terminal(ECHO, before)
     window.prompt()
     window.type("wait!\r")
@@ -225,12 +228,20 @@ def test_history_is_private_and_keeps_entries_whole(terminal, tmp_path):
 
 
 def test_tab_completes_commands_parameters_and_paths(terminal, tmp_path):
-    window = terminal()
+    window = terminal(columns=300)
     window.prompt()
-    assert "1 turn" not in window.run("/hist\t")
-    assert "temperature is 0.25" in window.run("/set par\t temper\t 0.25".replace("\t ", "\t "))
+    window.type("/hist\t")
+    window.expect("ory")
+    assert "nothing has been said" in window.run("")
+    window.type("/set par\t")
+    window.expect("ameter")
+    window.type(" temper\t")
+    window.expect("ature")
+    assert "temperature is 0.25" in window.run(" 0.25")
     (tmp_path / "only.json").write_text("nonsense")
-    assert "is not JSON" in window.run(f"/load {tmp_path}/onl\t")
+    window.type(f"/load {tmp_path}/onl\t")
+    window.expect("y.json")
+    assert "is not JSON" in window.run("")
     assert window.leave() == 0
 
 

@@ -74,6 +74,7 @@ class Wrapped(Plain):
         self._columns = columns
         self._column = 0
         self._word = ""  # at the end of the line, in cells of one column
+        self._full = False  # a space did not fit: what comes next begins a line
         self._out: list[str] = []
 
     def write(self, text: str) -> None:
@@ -92,15 +93,15 @@ class Wrapped(Plain):
 
     def end(self) -> None:
         """End the last line."""
-        super().write("\n")
-        self._column, self._word = 0, ""
+        self._break()
+        super().write(self._out.pop())
 
     def _space(self, part: str, limit: int) -> None:
         self._word = ""
         for space in part:
             width = TAB - self._column % TAB if space == "\t" else 1
-            if self._column + width > limit:  # the space that a line is broken at is not shown
-                self._break()
+            self._full = self._full or self._column + width > limit
+            if self._full:  # the spaces that a line is broken at are not shown
                 return
             self._out.append(" " * width)
             self._column += width
@@ -108,6 +109,8 @@ class Wrapped(Plain):
     def _letters(self, part: str, limit: int) -> None:
         from wcwidth import wcwidth
 
+        if self._full:
+            self._break()
         for letter in part:
             width = max(0, wcwidth(letter))
             if self._column + width > limit:
@@ -130,7 +133,7 @@ class Wrapped(Plain):
 
     def _break(self) -> None:
         self._out.append("\n")
-        self._column, self._word = 0, ""
+        self._column, self._word, self._full = 0, "", False
 
 
 def writer(stream: TextIO, wraps: bool) -> Plain:
