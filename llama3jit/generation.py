@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from llama3jit.arguments import split_sampling
+from llama3jit.guides import make_guides
 from llama3jit.overflow import Fitted, fit_messages, fit_tokens, room_for_reply, shifts
 from llama3jit.results import Result, StreamPart, make_stats
 
@@ -63,7 +64,9 @@ class Generation:
     def _part(self, event: TokenEvent) -> StreamPart:
         self.events.append(event)
         self.texts.append(self.text.push(event.token))
-        return StreamPart(self.texts[-1], event.token)
+        return StreamPart(
+            self.texts[-1], event.token, logprob=event.logprob, top_logprobs=event.top_logprobs
+        )
 
     def _last(self, handle: Handle) -> StreamPart:
         self.texts.append(self.text.finish())
@@ -87,6 +90,11 @@ class Generation:
                 if self.request.params.logprobs
                 else None
             ),
+            top_logprobs=(
+                [event.top_logprobs or [] for event in self.events]
+                if self.request.params.top_logprobs
+                else None
+            ),
             dropped_turns=self.prompt.dropped_turns,
             dropped_tokens=self.prompt.dropped_tokens,
         )
@@ -102,8 +110,11 @@ def make_generation(
     from llama3jit.text.streaming import TextStream
 
     params, stop = split_sampling(sampling)
-    request = Request(prompt.tokens, params, frozenset(llm._tokenizer.end_ids))
+    guides = make_guides(sampling, params, stop, llm._tokenizer)
+    request = Request(prompt.tokens, params, frozenset(llm._tokenizer.end_ids), **guides)
     llm._engine.check(request)
+    # A grammar is of the text as it is, with the space that it may begin with.
+    continues = continues or request.constraint is not None
     text = TextStream(llm._tokenizer, stop, continues=continues)
     return Generation(llm._engine, request, text, prompt, llm._load_s)
 

@@ -37,6 +37,7 @@ class Result:
     seed: int
     stats: Stats
     logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
     dropped_turns: int = 0
     dropped_tokens: int = 0
 
@@ -53,6 +54,8 @@ class StreamPart:
     text: str
     token: int | None
     result: Result | None = None
+    logprob: float | None = None
+    top_logprobs: list[tuple[int, float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

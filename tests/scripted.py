@@ -136,7 +136,7 @@ class ByteTokenizer:
     add_space_prefix = False
     vocab_size = VOCAB
 
-    def encode(self, text, *, add_bos=None, add_eos=None, parse_special=False):
+    def encode(self, text, *, add_bos=None, add_eos=None, parse_special=False, continues=False):
         return [BOS] * (add_bos is not False) + list(text.encode(errors="surrogateescape"))
 
     def token_bytes(self, token):

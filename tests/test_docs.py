@@ -117,3 +117,25 @@ def test_the_op_and_the_format_that_are_added_in_the_papers_run(tmp_path):
 def here(root):
     """An environment in which the package is the one at `root`."""
     return {**os.environ, "PYTHONPATH": str(root)}
+
+
+def test_the_examples_of_sampling_run(monkeypatch, capsys):
+    pytest.importorskip("llguidance")
+    from tests.scripted import noise, scripted_llama
+
+    llama = scripted_llama(noise).llama
+    monkeypatch.setattr("llama3jit.load", lambda name: llama)
+    names = {}
+    with llama:
+        for code in blocks(ROOT / "docs/sampling.md", "python"):
+            exec(compile(code, "docs/sampling.md", "exec"), names)
+    assert len(capsys.readouterr().out.splitlines()) >= 2
+
+
+def test_every_sampling_argument_is_in_the_papers():
+    from llama3jit.arguments import Sampling
+
+    text = (ROOT / "docs/sampling.md").read_text()
+    elsewhere = {"max_tokens", "stop", "on_overflow"}
+    for name in set(Sampling.__annotations__) - elsewhere:
+        assert name in text, name

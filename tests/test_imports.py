@@ -33,6 +33,7 @@ API = {
     "compare",
     "doctor",
     "generation",
+    "guides",
     "opening",
     "overflow",
     "profile",

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 from scripted import ASSISTANT, END, LIMITS, USER, noise, peak, replying, scripted_llama
 
+import llama3jit
+from llama3jit.engine.snapshot import CacheSnapshot
 from llama3jit.errors import (
     CancelledError,
     ContextOverflowError,
@@ -273,7 +275,7 @@ def test_sessions_of_many_threads(make):
 
 
 def test_a_closed_session_and_a_closed_model(make):
-    llm = make()
+    llm = make(noise, before=lambda batch: time.sleep(0.01))
     session = llm.session()
     other = llm.session()
     session.close()
@@ -396,6 +398,52 @@ def test_an_empty_session_is_saved_too(make, tmp_path):
     assert make().load_session(tmp_path / "s").messages == []
 
 
+def test_blocks_of_the_cache_go_through_the_file(make, tmp_path, monkeypatch):
+    llm = make()
+    session = llm.session()
+    session.say("a message of more than a block")
+    rng = np.random.default_rng(0)
+    held = session._talk.tokens[:-1]
+    n_blocks = -(-len(held) // LIMITS.block_tokens)
+    blocks = list(rng.integers(0, 256, (n_blocks, 1000), np.uint8))
+    asked, given = [], []
+
+    def save_cache(tokens):
+        asked.append(tokens)
+        return CacheSnapshot(held, blocks)
+
+    monkeypatch.setattr(llm._engine, "save_cache", save_cache)
+    monkeypatch.setattr(llm._engine, "load_cache", given.append)
+    session.save(tmp_path / "s")
+    llm.load_session(tmp_path / "s")
+    assert asked == [list(session._talk.tokens)]
+    assert tuple(given[0].tokens) == held
+    np.testing.assert_array_equal(np.array(given[0].blocks), blocks)
+    whole = (tmp_path / "s").read_bytes()
+    (tmp_path / "s").write_bytes(whole[:-2000] + b"\0" + whole[-1999:])
+    with pytest.raises(SessionError, match="not what was written"):
+        llm.load_session(tmp_path / "s")
+    assert len(given) == 1
+
+
+def test_arguments_in_a_file(make, tmp_path):
+    llm = make()
+    sampling = {
+        "logit_bias": {np.int64(5): np.float32(1.5), 97: -2},
+        "dry_sequence_breakers": ("\n", ":"),
+        "temperature": np.float64(0.5),
+        "seed": np.int64(3),
+    }
+    session = llm.session(**sampling, logits_processors=[lambda ids, logits: None])
+    session.save(tmp_path / "s")
+    assert llm.load_session(tmp_path / "s")._sampling == {
+        "logit_bias": {5: 1.5, 97: -2},
+        "dry_sequence_breakers": ["\n", ":"],
+        "temperature": 0.5,
+        "seed": 3,
+    }
+
+
 @pytest.mark.parametrize(
     ("identity", "message"),
     [
@@ -453,6 +501,9 @@ def test_a_file_that_was_cut_short_or_changed_is_refused(make, tmp_path):
         ("talk", {"messages": 5}),
         ("sampling", {"max_tokens": "many"}),
         ("sampling", {"nonsense": 1}),
+        ("sampling", {"logit_bias": 5}),
+        ("sampling", {"logit_bias": {"x": 5}}),
+        ("sampling", {"sampler": 5}),
         ("sampling", None),
         ("n_blocks", -1),
         ("n_blocks", 10**30),
@@ -488,3 +539,37 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(make, tmp_path, monkey
     assert os.listdir(tmp_path) == ["s"]
     with pytest.raises(SessionError, match="cannot be written"):
         session.save(tmp_path / "no folder" / "s")
+
+
+# Real weights.
+
+
+@pytest.fixture(scope="module")
+def real():
+    path = os.environ.get("LLAMA3JIT_TEST_MODEL")
+    if not path:
+        pytest.skip("LLAMA3JIT_TEST_MODEL names no model file")
+    with llama3jit.load(path, device="cpu", n_ctx=1024) as llm:
+        yield llm
+
+
+def test_a_conversation_forks_and_is_saved(real, tmp_path):
+    session = real.session("You are brief.", max_tokens=24, seed=5, temperature=0.9)
+    session.say("Name a river in Europe.")
+    session.say("And one in Africa?")
+    session.save(tmp_path / "s")
+    fork, again = session.fork(), real.load_session(tmp_path / "s")
+    texts = {talk.say("Which is longer?").text for talk in (session, fork, again)}
+    assert len(texts) == 1
+    session.rewind(2)
+    first = session.say("And one in Africa?").text
+    assert first == again.messages[4]["content"]
+
+
+def test_real_weights_of_another_kind_are_refused(real, tmp_path):
+    real.session("You are brief.").save(tmp_path / "s")
+    path = os.environ["LLAMA3JIT_TEST_MODEL"]
+    with llama3jit.load(path, device="cpu", n_ctx=256, kv_dtype="q8_0") as other:
+        with pytest.raises(SessionError, match="kv_dtype 'f16'"):
+            other.load_session(tmp_path / "s")
+        assert other._identity.fingerprint() == real._identity.fingerprint()

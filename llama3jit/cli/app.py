@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llama3jit.cli.help import GroupedCommand
 from llama3jit.cli.streams import one_line
 from llama3jit.errors import Llama3JitError
 
@@ -51,7 +52,7 @@ def build(only: str | None = None) -> typer.Typer:
         if only in COMMANDS and name != only:
             continue
         command: Callable[..., None] = getattr(import_module(f"llama3jit.cli.{module}"), module)
-        app.command(name)(command)
+        app.command(name, cls=GroupedCommand)(command)
     return app
 
 

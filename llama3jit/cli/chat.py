@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from llama3jit.cli import options
+from llama3jit.cli.sampling import sampling_options
 from llama3jit.cli.streams import take_any_bytes
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 BUILT_IN_QUESTION = "What is the capital of France, and what is it known for?"
 
 
+@sampling_options
 def chat(
     model: options.OptionalModel = None,
     system: options.System = None,
@@ -31,6 +33,8 @@ def chat(
     threads: options.Threads = None,
     kv_dtype: options.KVDtype = "f16",
     precision: options.Precision = "fast",
+    *,
+    more: dict[str, Any],
 ) -> None:
     """Talk with a model.
 
@@ -48,6 +52,7 @@ def chat(
         min_p=min_p,
         seed=seed,
         stop=stop,
+        **more,
     )
     with open_model(model, device, n_ctx, threads, kv_dtype, precision) as llm:
         from llama3jit.cli.repl.conversation import Conversation, Talk

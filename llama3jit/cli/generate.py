@@ -2,14 +2,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from llama3jit.cli import options
+from llama3jit.cli.sampling import sampling_options
 from llama3jit.errors import InvalidArgumentError
 
 MAX_BYTES = 1 << 28  # of a file that is read as a text; /dev/zero has no end
 
 
+@sampling_options
 def generate(
     model: options.OptionalModel = None,
     prompt: Annotated[str | None, options.option("--prompt", "-p", help="The prompt.")] = None,
@@ -34,6 +36,8 @@ def generate(
     threads: options.Threads = None,
     kv_dtype: options.KVDtype = "f16",
     precision: options.Precision = "fast",
+    *,
+    more: dict[str, Any],
 ) -> None:
     """Answer a prompt: -p, -f or stdin.
 
@@ -50,6 +54,7 @@ def generate(
         min_p=min_p,
         seed=seed,
         stop=stop,
+        **more,
     )
     with open_model(model, device, n_ctx, threads, kv_dtype, precision) as llm:
         if raw:

@@ -10,6 +10,7 @@ from queue import Empty
 from typing import TYPE_CHECKING
 
 from llama3jit.engine.core import Core
+from llama3jit.engine.params import check_bias_ids
 from llama3jit.engine.sequence import Finish, Request, SequenceState, TokenEvent
 from llama3jit.errors import InvalidArgumentError
 
@@ -65,6 +66,7 @@ class Engine:
         engine is closed or the process was forked."""
         self._core.check_alive()
         _check_ids(request, self.limits.vocab_size)
+        check_bias_ids(request.params, self.limits.vocab_size)
         self._capacity(request)
 
     def submit(self, request: Request) -> Handle:

@@ -18,7 +18,6 @@ import numpy as np
 
 from llama3jit.devices import Leading
 from llama3jit.engine.kv import BlockPool
-from llama3jit.engine.sampler import is_led, logprob, sample, sample_leading
 from llama3jit.engine.sequence import Finish, FinishReason, SequenceState, TokenEvent
 from llama3jit.errors import ContextOverflowError, InvalidArgumentError
 from llama3jit.model.batch import Batch, Piece, make_batch
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from llama3jit.devices import Limits
+    from llama3jit.engine.chooser import Choice
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +41,9 @@ class Step:
     def is_led(self, n_leading: int) -> bool:
         """Whether the n_leading largest logits of each row are enough for all."""
         return all(
-            request.visit is None
-            and not request.params.logprobs
-            and is_led(request.params, n_leading)
+            sequence.request.visit is None and sequence.chooser.is_led(n_leading)
             for sequence, _, n_rows in self.parts
             if n_rows
-            for request in [sequence.request]
         )
 
 
@@ -111,11 +108,14 @@ class Scheduler:
             try:
                 if isinstance(logits, Leading):
                     if n_rows:
-                        self._choose_led(sequence, logits.ids[at], logits.logits[at])
+                        led = logits.ids[at], logits.logits[at]
+                        choice = sequence.chooser.choose_led(*led, sequence.generated)
+                        self._append(sequence, choice)
                 elif sequence.request.visit is not None:
                     self._visit(sequence, first, logits[at:row])
                 elif n_rows:
-                    self._choose(sequence, logits[at])
+                    so_far = sequence.tokens, sequence.generated
+                    self._append(sequence, sequence.chooser.choose(logits[at], *so_far))
             except Exception as error:
                 self.finish(sequence, "error", error)
 
@@ -222,26 +222,17 @@ class Scheduler:
             logits_rows=starts[:-1],
         )
 
-    def _choose(self, sequence: SequenceState, logits: NDArray[np.float32]) -> None:
-        request = sequence.request
-        token = sample(logits, request.params, sequence.seed, sequence.generated)
-        wanted = request.params.logprobs and token not in request.end_ids
-        self._append(sequence, token, logprob(logits, token) if wanted else None)
-
-    def _choose_led(
-        self, sequence: SequenceState, ids: NDArray[np.int32], logits: NDArray[np.float32]
-    ) -> None:
-        params = sequence.request.params
-        token = sample_leading(ids, logits, params, sequence.seed, sequence.generated)
-        self._append(sequence, token, None)
-
-    def _append(self, sequence: SequenceState, token: int, chance: float | None) -> None:
+    def _append(self, sequence: SequenceState, choice: Choice) -> None:
+        token = choice.token
         if token in sequence.request.end_ids:
             self.finish(sequence, "stop")
             return
         sequence.tokens.append(token)
-        sequence.emit(TokenEvent(token, chance, time.perf_counter()))
-        if len(sequence.tokens) >= sequence.capacity:
+        now = time.perf_counter()
+        sequence.emit(TokenEvent(token, choice.logprob, now, choice.top_logprobs))
+        if choice.ends:
+            self.finish(sequence, "stop")
+        elif len(sequence.tokens) >= sequence.capacity:
             self.finish(sequence, "length")
 
     def _visit(self, sequence: SequenceState, first: int, rows: NDArray[np.float32]) -> None:
