@@ -1,7 +1,7 @@
 """`llama3jit chat`: a conversation in the terminal, or a line a turn from a pipe."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 

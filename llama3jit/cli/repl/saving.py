@@ -35,6 +35,7 @@ def load(path: Path) -> Conversation:
     """Read a conversation. Raises InvalidArgumentError for what is none, before anything counts."""
     from llama3jit.arguments import split_sampling
     from llama3jit.cli.repl.conversation import Conversation
+    from llama3jit.overflow import check_overflow
     from llama3jit.text.messages import plain_messages
 
     content = _read(path)
@@ -46,6 +47,7 @@ def load(path: Path) -> Conversation:
             raise InvalidArgumentError(f"parameters is {parameters!r:.40}; expected an object")
         parameters = _with_ids(parameters)
         split_sampling(parameters)  # type: ignore[arg-type]
+        check_overflow(parameters.get("on_overflow") or "error")
         found = plain_messages(messages) if messages != [] else []
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"{path}: {error}") from None

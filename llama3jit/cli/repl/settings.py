@@ -9,6 +9,7 @@ from llama3jit.arguments import Sampling, split_sampling
 from llama3jit.cli.repl.entry import unfenced
 from llama3jit.cli.repl.rendering import say
 from llama3jit.errors import InvalidArgumentError
+from llama3jit.overflow import check_overflow
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -117,6 +118,7 @@ def _set_parameter(talk: Talk, name: str, text: str) -> None:
             )
         del parameters[name]
     split_sampling(parameters)  # type: ignore[arg-type]
+    check_overflow(parameters.get("on_overflow", "error"))
     if value is not None and name not in known:
         raise InvalidArgumentError(f"{name} is a Python function; it cannot be typed here")
     talk.conversation.parameters = parameters

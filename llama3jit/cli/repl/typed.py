@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from prompt_toolkit import PromptSession
@@ -23,7 +26,7 @@ from llama3jit.cli.streams import one_line
 from llama3jit.errors import Llama3JitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from prompt_toolkit.completion import CompleteEvent
     from prompt_toolkit.document import Document
@@ -56,11 +59,40 @@ class TypedInput:
         line, KeyboardInterrupt for Ctrl-C on one; else Ctrl-C empties it."""
         while True:
             try:
-                return self._session.prompt(default=text)
+                with _kept_handlers():
+                    return self._session.prompt(default=text, pre_run=self._end_in_order)
             except KeyboardInterrupt:
                 if not self._session.default_buffer.text:
                     raise
                 text = ""
+
+    def _end_in_order(self) -> None:
+        """While it reads, have SIGTERM and SIGHUP end the prompt, which gives the terminal its
+        settings back: an exception in the midst of an event loop would leave them."""
+        loop, app = asyncio.get_running_loop(), self._session.app
+
+        def end(number: int) -> None:
+            if not app.future or not app.future.done():
+                app.exit(exception=SystemExit(128 + number))
+
+        for kind in _endings():
+            if callable(signal.getsignal(kind)):
+                loop.add_signal_handler(kind, end, kind)
+
+
+def _endings() -> list[signal.Signals]:
+    return [] if sys.platform == "win32" else [signal.SIGTERM, signal.SIGHUP]
+
+
+@contextmanager
+def _kept_handlers() -> Iterator[None]:
+    """The event loop takes handlers of signals away when it closes; here they come back."""
+    before = {kind: signal.getsignal(kind) for kind in _endings()}
+    try:
+        yield
+    finally:
+        for kind, handler in before.items():
+            signal.signal(kind, handler)
 
 
 class _Completer(Completer):
