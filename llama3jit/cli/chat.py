@@ -81,7 +81,7 @@ def talk_at_terminal(talk: "Talk") -> None:
 
 def answer_piped(talk: "Talk") -> None:
     """A turn a line; the built-in question if there is none."""
-    from llama3jit.cli.repl.commands import take
+    from llama3jit.cli.repl.answering import take
     from llama3jit.cli.repl.rendering import say
 
     lines = 0

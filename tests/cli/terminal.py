@@ -12,7 +12,7 @@ import time
 
 from test_generate_and_score import start
 
-PATIENCE_S = 12.0
+PATIENCE_S = 60.0
 READY = "\x1b[?2004h"  # bracketed paste is switched on: a prompt reads
 WHERE = "\x1b[6n"  # asks for the cursor's position
 ESCAPES = re.compile(r"\x1b(\[[0-9;?>]*[A-Za-z]|[=>]|\][^\x07]*\x07)")

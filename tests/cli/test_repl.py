@@ -7,7 +7,8 @@ import random
 import pytest
 from scripted import ASSISTANT, replying, scripted_llama
 
-from llama3jit.cli.repl.commands import COMMANDS, take
+from llama3jit.cli.repl.answering import take
+from llama3jit.cli.repl.commands import COMMANDS
 from llama3jit.cli.repl.completion import candidates
 from llama3jit.cli.repl.conversation import Conversation, Talk
 from llama3jit.cli.repl.entry import is_open, message_of, unfenced
@@ -162,6 +163,8 @@ def test_parameters_reach_the_model(told):
     assert "expected 1 or more" in told(talk, "/set max_tokens 0")
     assert told(talk, "/set max_tokens", "x") == "abcdef\n"
     assert "no parameter 'nonsense'" in told(talk, "/set parameter nonsense")
+    assert "Python function" in told(talk, "/set sampler 5")
+    assert "on_overflow is 'x'" in told(talk, "/set on_overflow x")
     assert talk.conversation.parameters == {}
 
 

@@ -6,6 +6,7 @@ import sys
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from llama3jit.cli.repl.entry import is_command, message_of
 from llama3jit.cli.repl.rendering import say, writer
 from llama3jit.cli.streams import one_line
 from llama3jit.errors import ContextOverflowError, Llama3JitError
@@ -13,6 +14,17 @@ from llama3jit.errors import ContextOverflowError, Llama3JitError
 if TYPE_CHECKING:
     from llama3jit.arguments import Message
     from llama3jit.cli.repl.conversation import Talk
+
+
+def take(talk: Talk, text: str) -> None:
+    """Run a command or answer a message."""
+    text = text.strip()
+    if is_command(text):
+        from llama3jit.cli.repl.commands import run_command
+
+        run_command(talk, text)
+    elif message := message_of(text):
+        answer(talk, message)
 
 
 def answer(talk: Talk, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The commands, as a table, and what becomes of a line."""
+"""The commands, as a table."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llama3jit.cli.repl import looking, settings
-from llama3jit.cli.repl.answering import answer, answer_again
-from llama3jit.cli.repl.entry import is_command, message_of, unfenced
+from llama3jit.cli.repl.answering import answer_again
+from llama3jit.cli.repl.entry import unfenced
 from llama3jit.cli.repl.rendering import say
 from llama3jit.cli.streams import one_line
 from llama3jit.errors import InvalidArgumentError, Llama3JitError
@@ -32,13 +32,8 @@ class Command:
     piped: bool = False
 
 
-def take(talk: Talk, text: str) -> None:
-    """Run a command or answer a message; errors are said."""
-    text = text.strip()
-    if not is_command(text):
-        if message := message_of(text):
-            answer(talk, message)
-        return
+def run_command(talk: Talk, text: str) -> None:
+    """Run a command; errors are said."""
     name, _, rest = text.partition(" ")
     command = COMMANDS.get(ALIASES.get(name, name))
     if command is None or not (talk.at_terminal or command.piped):

@@ -28,8 +28,8 @@ def history(talk: Talk, rest: str) -> None:
         say("nothing has been said yet")
     for turn in found[-whole_number(rest, len(found) or 1) :]:
         for message in turn:
-            mark = ">>> " if message["role"] == "user" else ""
-            say(f"{mark}{message.get('content', '')}".replace("\n", f"\n{'... ' if mark else ''}"))
+            mark = "> " if message["role"] == "user" else ""
+            say(f"{mark}{message.get('content', '')}".replace("\n", f"\n{mark}"))
 
 
 def stats(talk: Talk, rest: str) -> None:

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Protocol
 
-from llama3jit.cli.repl.commands import take
+from llama3jit.cli.repl.answering import take
 from llama3jit.cli.repl.rendering import say
 from llama3jit.errors import Llama3JitError
 

@@ -12,15 +12,15 @@ if TYPE_CHECKING:
 
 # Control characters but newline and tab, what turns the writing direction, line separators, and
 # halves of surrogate pairs. Joiners and variation selectors stay: scripts and emoji need them.
-_UNSHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-_PART = re.compile(r"\n|[ \t]+|[^ \t\n]+")
+_UNSHOWN = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
+_PART = r"\n|[ \t]+|[^ \t\n]+"
 TAB = 8
 MIN_COLUMNS = 10  # narrower terminals are left to wrap by themselves
 
 
 def shown(text: str) -> str:
     """The text with control characters as escapes, for a terminal; carriage returns go."""
-    return _UNSHOWN.sub(lambda match: repr(match[0])[1:-1], text.replace("\r", ""))
+    return re.sub(_UNSHOWN, lambda match: repr(match[0])[1:-1], text.replace("\r", ""))
 
 
 def say(text: str) -> None:
@@ -81,7 +81,7 @@ class Wrapped(Plain):
         limit = self._columns() - 1
         if limit < MIN_COLUMNS:
             limit = sys.maxsize
-        for part in _PART.findall(shown(text)):
+        for part in re.findall(_PART, shown(text)):
             if part == "\n":
                 self._break()
             elif part[0] in " \t":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -109,18 +110,18 @@ def _set_parameter(talk: Talk, name: str, text: str) -> None:
     known = parameter_names()
     if not name:
         raise InvalidArgumentError(f"/set parameter which? expected one of {', '.join(known)}")
-    value = parsed(text, known.get(name, ""))
+    if name not in known:
+        if name in Sampling.__annotations__:
+            raise InvalidArgumentError(f"{name} is a Python function; it cannot be typed here")
+        near = difflib.get_close_matches(name, known, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; /set lists them"
+        raise InvalidArgumentError(f"there is no parameter {name!r:.40}{hint}")
+    value = parsed(text, known[name])
     parameters = {**talk.conversation.parameters, name: value}
     if value is None:
-        if name not in known:
-            raise InvalidArgumentError(
-                f"there is no parameter {name!r:.40} to set; expected one of {', '.join(known)}"
-            )
         del parameters[name]
     split_sampling(parameters)  # type: ignore[arg-type]
     check_overflow(parameters.get("on_overflow", "error"))
-    if value is not None and name not in known:
-        raise InvalidArgumentError(f"{name} is a Python function; it cannot be typed here")
     talk.conversation.parameters = parameters
     say(f"{name} {'has its default' if value is None else f'is {json.dumps(value)}'}")
 
