@@ -289,6 +289,36 @@ def test_what_is_piped_in_has_no_more_than_it_had(capsys):
         assert refused != command.piped or name == "/help", name
 
 
+def test_the_history_file(tmp_path):
+    from llama3jit.cli.repl.history import MAX_BYTES, PrivateHistory
+
+    path = tmp_path / "h"
+    path.write_text("".join(f"\n# date\n+{i}\n+{'x' * 99}\n" for i in range(MAX_BYTES // 100)))
+    path.chmod(0o644)
+    history = PrivateHistory(path, lambda: True)
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert path.stat().st_size < MAX_BYTES
+    history.append_string("a\nb\ud800")
+    kept = list(PrivateHistory(path, lambda: True).load_history_strings())
+    assert kept[0] == "a\nb?"
+    assert all(entry.endswith("x" * 99) for entry in kept[1:])
+
+
+def test_what_cannot_be_a_history_file_is_left_alone(tmp_path):
+    import os
+
+    from llama3jit.cli.repl.history import PrivateHistory
+
+    os.mkfifo(tmp_path / "fifo", 0o644)
+    (tmp_path / "file").touch()
+    for path in (tmp_path, tmp_path / "fifo", tmp_path / "file" / "below"):
+        mode = path.stat().st_mode if path.name != "below" else None
+        history = PrivateHistory(path, lambda: True)
+        history.append_string("a")
+        assert list(history.load_history_strings()) == []
+        assert mode is None or path.stat().st_mode == mode
+
+
 def test_completion(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

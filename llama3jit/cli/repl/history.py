@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,7 +33,7 @@ class PrivateHistory(FileHistory):
     def __init__(self, path: Path, keeps: Callable[[], bool]) -> None:
         self._keeps = keeps
         self._writable = _prepare(path)
-        super().__init__(str(path))
+        super().__init__(str(path) if self._writable else os.devnull)
 
     def store_string(self, string: str) -> None:
         if self._writable and self._keeps():
@@ -56,8 +57,11 @@ def _prepare(path: Path) -> bool:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError:
         return False
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):  # the null device, say: its mode is everybody's
+        os.close(descriptor)
+        return False
     with os.fdopen(descriptor, "r+b") as file:
-        status = os.fstat(file.fileno())
         if status.st_mode & 0o077 and hasattr(os, "fchmod"):
             os.fchmod(file.fileno(), 0o600)
         if status.st_size > MAX_BYTES:
