@@ -42,20 +42,18 @@ def open_input(talk: Talk) -> Input:
 def run(talk: Talk, source: Input) -> None:
     """Take messages until one ends the talk."""
     while not talk.over:
-        text, talk.unsent = talk.unsent, ""
+        reading = True
         try:
+            text, talk.unsent = talk.unsent, ""
             typed = source.read(text)
-        except KeyboardInterrupt:
-            say("\nCtrl-D or /bye leaves")
-            continue
+            reading = False
+            take(talk, typed)
+        except KeyboardInterrupt:  # at the prompt; or in a command, on the way to or from a reply
+            talk.changed()
+            say("\nCtrl-D or /bye leaves" if reading else "\n(stopped)")
         except EOFError:
             say("")
             return
-        try:
-            take(talk, typed)
-        except KeyboardInterrupt:  # in a command, or on the way to or from a reply
-            talk.changed()
-            say("\n(stopped)")
 
 
 def meter(talk: Talk) -> str:
