@@ -94,6 +94,27 @@ def test_through_every_command(terminal, tmp_path):
     assert [m["content"] for m in saved["messages"]] == ["one", "1:one.", "two", "2:two."]
 
 
+def test_ctrl_x_ctrl_e_opens_the_editor(terminal, tmp_path):
+    editor = tmp_path / "editor"
+    editor.write_text('#!/bin/sh\nprintf " and\\nmore\\n" >>"$1"\n')
+    editor.chmod(0o755)
+    window = terminal(VISUAL=str(editor))
+    window.prompt()
+    window.type("some\x18\x05")
+    window.expect("more")
+    assert "1:some and|more." in window.run("")
+    window.leave()
+
+
+def test_an_editor_that_fails_is_said_and_changes_nothing(terminal):
+    window = terminal(VISUAL="false")
+    window.prompt()
+    assert "ended with status 1" in window.run("/edit kept")
+    window.expect("kept")
+    assert "1:kept." in window.run("")
+    window.leave()
+
+
 def test_what_is_pasted_is_one_message(terminal):
     window = terminal()
     window.prompt()
