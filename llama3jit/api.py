@@ -142,6 +142,12 @@ class Llama:
         """What the model file says of itself: "general.name" and the like."""
         return self._metadata
 
+    @property
+    def chat_template(self) -> str:
+        """The chat template that is used, jinja text; "" if there is none."""
+        sources = self._template.sources
+        return sources.get("default") or next(iter(sources.values()), "")
+
     def generate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Result:
         """Continue a text, or token ids (used as they are, with no BOS added); see Sampling.
 
@@ -211,10 +217,18 @@ class Llama:
         """The text of ids; incomplete UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(as_ids(ids), skip_special=skip_special)
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logits [T, vocab_size] f32 after each of T ids (no BOS is added). T * vocab_size * 4
-        bytes: `score` does without."""
-        return all_logits(self._engine, as_ids(ids))
+    def render_chat(self, messages: Messages) -> str:
+        """The prompt that chat makes of a conversation, as text. Raises TemplateError."""
+        return self._template.render(messages)
+
+    def tokenize_chat(self, messages: Messages) -> list[int]:
+        """The ids of that prompt; special tokens written in messages stay text."""
+        return list(self._template.encode(messages))
+
+    def logits(self, ids: Sequence[int], first: int = 0) -> NDArray[np.float32]:
+        """Logits [T - first, vocab_size] f32 after each of T ids but the `first` ones (no BOS is
+        added). (T - first) * vocab_size * 4 bytes: `score` does without."""
+        return all_logits(self._engine, as_ids(ids), first)
 
     def score(self, text: Prompt) -> Score:
         """How well the model predicts a text, or token ids.

@@ -32,20 +32,22 @@ def show_logits(engine: Engine, tokens: list[int], show: Visit, visit_from: int 
         handle.cancel()
 
 
-def all_logits(engine: Engine, tokens: list[int]) -> NDArray[np.float32]:
-    """Logits [T, vocab_size] f32 of all tokens. What cannot be done is refused before memory is
-    taken."""
+def all_logits(engine: Engine, tokens: list[int], start: int = 0) -> NDArray[np.float32]:
+    """Logits [T - start, vocab_size] f32 of the tokens from `start` on. What cannot be done is
+    refused before memory is taken."""
     import numpy as np
 
     from llama3jit.engine.sequence import Request
 
     engine.check(Request(tokens, visit=lambda first, rows: None))
-    out = np.empty((len(tokens), engine.limits.vocab_size), np.float32)
+    if not 0 <= start < len(tokens):
+        raise InvalidArgumentError(f"first is {start}; expected 0 to {len(tokens) - 1}")
+    out = np.empty((len(tokens) - start, engine.limits.vocab_size), np.float32)
 
     def keep(first: int, rows: NDArray[np.float32]) -> None:
-        out[first : first + len(rows)] = rows
+        out[first - start : first - start + len(rows)] = rows
 
-    show_logits(engine, tokens, keep)
+    show_logits(engine, tokens, keep, start)
     return out
 
 

@@ -150,6 +150,12 @@ class ByteTokenizer:
 class ByteTemplate:
     """USER text ASSISTANT text ... ASSISTANT."""
 
+    sources = {"default": "{{ messages }}"}  # noqa: RUF012
+
+    def render(self, messages):
+        said = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        return f"<bos>{said}<assistant>"
+
     def encode(self, messages):
         ids = [BOS]
         for message in messages:

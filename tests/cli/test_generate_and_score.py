@@ -277,21 +277,25 @@ def test_version_and_no_arguments(capsys):
     assert all(command in out + err for command in COMMANDS)
 
 
-def start(arguments, script="noise", before="None", **streams):
-    """The command line in a process of its own, on a scripted model."""
+def start(arguments, script="noise", before="None", load="None", environment=(), **streams):
+    """The command line in a process of its own, on a scripted model; `load` runs while it opens."""
     code = f"""
         import sys, time
         from scripted import *
         import llama3jit.api
         from llama3jit.cli import main
         both = scripted_llama({script}, before={before})
-        llama3jit.api.load = lambda *a, **k: both.llama
+        llama3jit.api.load = lambda *a, **k: ({load}, both.llama)[1]
         sys.argv = ["llama3jit", *{arguments!r}]
         main()
     """
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
+            **dict(environment),
+        },
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
     )
 
