@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from llama3jit.errors import DownloadError, InvalidArgumentError, ModelNotFoundError
+from llama3jit.files import from_hub
 from llama3jit.files.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ class Store:
         return [model for model in found if model]
 
     def find(self, name: str) -> StoredModel | None:
-        """The model of that name, in any case of letters; None if there is none."""
+        """The model of that name, in any case of letters, or that was pulled by that `hf:` name;
+        None if there is none."""
+        if name.startswith(from_hub.PREFIX):
+            return from_hub.find_stored(name, self.models())
         name = name.lower()
         if not NAME.fullmatch(name):
             return None
@@ -185,6 +189,8 @@ def resolve(name_or_path: str | Path, store: Store | None = None) -> Path:
     store = store or default_store()
     if isinstance(name_or_path, str) and (model := store.find(name_or_path)):
         return Path(model.file)
+    if text.startswith(from_hub.PREFIX):
+        raise ModelNotFoundError(f"{text} is not here yet; fetch it by: llama3jit pull {text}")
     if os.path.exists(text):
         raise ModelNotFoundError(f"{text} is not a file; expected a GGUF file{_beside(text)}")
     if isinstance(name_or_path, Path) or "/" in text or os.sep in text or text.endswith(".gguf"):
