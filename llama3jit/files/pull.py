@@ -24,6 +24,7 @@ from llama3jit.files import from_hub
 from llama3jit.files.catalogue import CATALOGUE
 from llama3jit.files.from_http import fetch_http, redact
 from llama3jit.files.gguf import SHARD_NAME, open_gguf
+from llama3jit.files.store import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -100,8 +101,9 @@ def _wanted(text: str, name: str | None, sha256: str | None, store: Store) -> _W
         wanted = _Wanted(model.name, "", model.source, sha256)
     else:
         raise ModelNotFoundError(
-            f"{text!r} is neither a model of the catalogue ({', '.join(CATALOGUE)}) nor a file, "
-            "an http(s) address, hf:org/repo/file or pypi:package==version/path/in/wheel"
+            f"{text!r} is neither a model of the catalogue (llama3jit list --all shows it) nor a "
+            "file, an http(s) address, hf:org/repo/file or pypi:package==version/path/in/wheel"
+            f"{suggest(text, list(CATALOGUE))}"
         )
     store.path(wanted.name)  # refuses a name that cannot be one
     return wanted

@@ -22,7 +22,7 @@ from llama3jit.files import from_hub
 from llama3jit.files.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 
@@ -119,7 +119,7 @@ class Store:
         model = self.find(name)
         if model is None:
             names = [stored.name for stored in self.models()]
-            raise ModelNotFoundError(f"no model {name!r} in {self.root}{_suggest(name, names)}")
+            raise ModelNotFoundError(f"no model {name!r} in {self.root}{suggest(name, names)}")
         with self.lock(model.name, wait=False):
             try:
                 Path(model.file).unlink()
@@ -198,21 +198,27 @@ def resolve(name_or_path: str | Path, store: Store | None = None) -> Path:
     if name_or_path.lower() in CATALOGUE:
         name = name_or_path.lower()
         raise ModelNotFoundError(f"{name} is not here yet; fetch it by: llama3jit pull {name}")
-    names = sorted({*CATALOGUE, *(stored.name for stored in store.models())})
+    names = list(dict.fromkeys([*CATALOGUE, *(stored.name for stored in store.models())]))
     raise ModelNotFoundError(
-        f"no model {name_or_path!r}{_suggest(name_or_path, names)}; or give the path of a GGUF file"
+        f"no model {name_or_path!r}{suggest(name_or_path, names)}; or give the path of a GGUF file"
     )
 
 
-def _suggest(name: str, names: list[str]) -> str:
+def suggest(name: str, names: Sequence[str]) -> str:
     """What to do about a name that is not one of `names`, to end a message with."""
     from difflib import get_close_matches
 
-    # A name stands for itself and for its first word: smolm2 is near smollm2-135m-instruct.
-    words = {known.split("-")[0]: known for known in names} | {known: known for known in names}
-    longer = [known for known in names if name and known.startswith(name.lower())]
-    if near := longer or get_close_matches(name.lower(), words, 1, 0.6):
-        return f"; did you mean {words[near[0]]}"
+    name = name.lower()
+    near = [known for known in names if name and known.startswith(name)]
+    near = near or get_close_matches(name, names, 1, 0.7)
+    if not near:
+        # A name stands for its first word too: smolm2 is near smollm2-135m-instruct.
+        words = get_close_matches(name, {known.split("-")[0] for known in names}, 1, 0.6)
+        near = [known for known in names if known.split("-")[0] in words]
+    if near:
+        return f"; did you mean {', '.join(near[:4])}"
+    if len(names) > 6:
+        return "; llama3jit list --all shows what there is"
     return f"; there are {', '.join(names)}" if names else ""
 
 
