@@ -29,6 +29,7 @@ RANKS = {
 API = {
     "arguments",
     "background",
+    "batch",
     "bench",
     "compare",
     "doctor",
