@@ -33,6 +33,7 @@ API = {
     "bench",
     "compare",
     "doctor",
+    "installed",
     "profile",
     "results",
     "scoring",
