@@ -29,11 +29,13 @@ RANKS = {
 API = {
     "arguments",
     "background",
+    "batch",
     "bench",
     "compare",
     "doctor",
     "generation",
     "guides",
+    "installed",
     "opening",
     "overflow",
     "profile",

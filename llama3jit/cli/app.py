@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "chat": "chat",
     "generate": "generate",
+    "batch": "batch",
     "pull": "pull",
     "list": "list_models",
     "rm": "rm",

@@ -1,7 +1,7 @@
 """Opening a model for a command: the default model, progress on stderr, a line of statistics."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +17,7 @@ def open_model(
     threads: int | None,
     kv_dtype: str,
     precision: str,
+    **more: Any,
 ) -> "Llama":
     """`llama3jit.load` with the options of the command line, showing what takes long."""
     from llama3jit.cli.interrupts import leaving_at_once
@@ -34,6 +35,7 @@ def open_model(
                 kv_dtype=kv_dtype,
                 precision=precision,
                 progress=shown,
+                **more,
             )
     finally:
         shown.clear()
