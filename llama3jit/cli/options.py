@@ -91,7 +91,7 @@ Seed = Annotated[
 ]
 
 
-def _whole_variable(
+def whole_variable(
     context: typer.Context, parameter: typer.CallbackParam, value: list[str] | None
 ) -> list[str] | None:
     """The variable of a list option is one string, spaces and all; the parser would cut it."""
@@ -105,7 +105,7 @@ Stop = Annotated[
     list[str] | None,
     option(
         "--stop",
-        callback=_whole_variable,
+        callback=whole_variable,
         help="End the text before this string; may be repeated.",
     ),
 ]

@@ -85,12 +85,14 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _parameter(row: tuple[str, Any, float | None, float | None, str, str]) -> inspect.Parameter:
     flag, kind, least, most, _, text = row
-    bounds = {name: x for name, x in (("min", least), ("max", most)) if x is not None}
+    more = {name: x for name, x in (("min", least), ("max", most)) if x is not None}
+    if kind == list[str]:
+        more["callback"] = options.whole_variable
     return inspect.Parameter(
         flag[2:].replace("-", "_"),
         inspect.Parameter.POSITIONAL_OR_KEYWORD,
         default=None,
-        annotation=Annotated[kind | None, options.option(flag, help=text, **bounds)],
+        annotation=Annotated[kind | None, options.option(flag, help=text, **more)],
     )
 
 

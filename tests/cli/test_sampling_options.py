@@ -110,6 +110,13 @@ def test_lists_and_biases(seen):
     ]
 
 
+def test_a_breaker_of_a_variable_is_one(seen, monkeypatch):
+    monkeypatch.setenv("LLAMA3JIT_DRY_SEQUENCE_BREAKER", " \n b")
+    monkeypatch.setenv("LLAMA3JIT_LOGIT_BIAS", " 97=-1.5 ")
+    assert run(["generate", "m", "-p", "hi"]) == 0
+    assert seen == [{"logit_bias": {97: -1.5}, "dry_sequence_breakers": [" \n b"]}]
+
+
 @pytest.mark.parametrize("text", ["97", "a=1", "97=x", "=", "97:1"])
 def test_a_bias_that_is_none_is_refused(seen, capsys, text):
     assert run(["generate", "m", "-p", "hi", "--logit-bias", text]) == 2
