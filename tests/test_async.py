@@ -7,6 +7,7 @@ import time
 
 import pytest
 from scripted import BOS, noise, replying, scripted_llama
+from test_api import run_script
 
 from llama3jit.errors import CancelledError, ContextOverflowError, InvalidArgumentError
 
@@ -256,3 +257,25 @@ def test_errors_come_out_of_the_await(make):
     llm = make(before=failing)
     with pytest.raises(Exception, match="broken"):
         asyncio.run(llm.agenerate("x"))
+
+
+@pytest.mark.parametrize("prompt", [1, 100])
+def test_ctrl_c_ends_a_loop_within_a_second(prompt):
+    out, err, status = run_script(
+        f"""
+        import asyncio, time
+        both = scripted_llama(noise, before=lambda batch: both.runner.cancelled.wait(30))
+        async def main():
+            print("ready", flush=True)
+            await asyncio.gather(*(both.llama.agenerate([1] * {prompt}) for _ in range(3)))
+        try:
+            asyncio.run(main())
+        except KeyboardInterrupt:
+            began = time.perf_counter()
+            both.runner.before = None
+            print(both.llama.generate([1], max_tokens=3).completion_tokens)
+            assert time.perf_counter() - began < 1
+        """,
+        interrupt_after="ready",
+    )
+    assert (out, err, status) == ("3\n", "", 0)

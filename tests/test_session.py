@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from scripted import ASSISTANT, END, LIMITS, USER, noise, peak, replying, scripted_llama
 
+import llama3jit
 from llama3jit.errors import (
     CancelledError,
     ContextOverflowError,
@@ -488,3 +489,37 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(make, tmp_path, monkey
     assert os.listdir(tmp_path) == ["s"]
     with pytest.raises(SessionError, match="cannot be written"):
         session.save(tmp_path / "no folder" / "s")
+
+
+# Real weights.
+
+
+@pytest.fixture(scope="module")
+def real():
+    path = os.environ.get("LLAMA3JIT_TEST_MODEL")
+    if not path:
+        pytest.skip("LLAMA3JIT_TEST_MODEL names no model file")
+    with llama3jit.load(path, device="cpu", n_ctx=1024) as llm:
+        yield llm
+
+
+def test_a_conversation_forks_and_is_saved(real, tmp_path):
+    session = real.session("You are brief.", max_tokens=24, seed=5, temperature=0.9)
+    session.say("Name a river in Europe.")
+    session.say("And one in Africa?")
+    session.save(tmp_path / "s")
+    fork, again = session.fork(), real.load_session(tmp_path / "s")
+    texts = {talk.say("Which is longer?").text for talk in (session, fork, again)}
+    assert len(texts) == 1
+    session.rewind(2)
+    first = session.say("And one in Africa?").text
+    assert first == again.messages[4]["content"]
+
+
+def test_real_weights_of_another_kind_are_refused(real, tmp_path):
+    real.session("You are brief.").save(tmp_path / "s")
+    path = os.environ["LLAMA3JIT_TEST_MODEL"]
+    with llama3jit.load(path, device="cpu", n_ctx=256, kv_dtype="q8_0") as other:
+        with pytest.raises(SessionError, match="kv_dtype 'f16'"):
+            other.load_session(tmp_path / "s")
+        assert other._identity.fingerprint() == real._identity.fingerprint()
