@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import time
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from llama3jit.arguments import Messages, OnOverflow, Progress, Prompt, Sampling, as_ids
 from llama3jit.background import Background, uncollected
+from llama3jit.capture import captured
+from llama3jit.embedding import embed
 from llama3jit.errors import InvalidArgumentError
 from llama3jit.generation import async_last, chat_generation, last, text_generation
+from llama3jit.openai.chat import create_chat_completion, create_chat_completion_openai_v1
+from llama3jit.openai.completion import create_completion
+from llama3jit.openai.defaults import Defaults, Pooling
+from llama3jit.openai.embedding import create_embedding
+from llama3jit.openai.options import Options, check_device, load_options
 from llama3jit.opening import Identity, import_sandbox, open_model
 from llama3jit.overflow import check_overflow
 from llama3jit.results import Result, Score
@@ -78,7 +85,7 @@ def load(
         )
     Background(import_sandbox).start()
     identity = Identity(opened.fingerprint, kv_dtype, precision)
-    return Llama(
+    return Llama._of(
         opened.engine,
         opened.tokenizer,
         opened.metadata,
@@ -86,20 +93,57 @@ def load(
         time.perf_counter() - began,
         on_overflow=on_overflow,
         identity=identity,
+        defaults=Defaults(model=str(path_or_name)),
     )
 
 
 class Llama:
-    """An open model; `load` makes it. All methods may be called from several threads and several
-    event loops at once: the calls share the forward passes, and each gives the text that it would
-    give alone.
+    """An open model; `load` makes it, and so does `Llama(model_path, ...)`, with llama-cpp-python's
+    arguments: docs/openai.md says which have a meaning here. All methods may be called from several
+    threads and several event loops at once: the calls share the forward passes, and each gives the
+    text that it would give alone.
 
     Close it, or use it in a `with`, to free its memory; a call that is under way in another thread
     or task then raises CancelledError. After a fork, the child's calls raise DeviceError.
     """
 
-    def __init__(
-        self,
+    _engine: Engine
+    _tokenizer: Tokenizer
+    _metadata: Mapping[str, Any]
+    _template_source: str | None
+    _load_s: float
+    _on_overflow: OnOverflow
+    _identity: Identity
+    _defaults: Defaults
+
+    def __init__(self, model_path: str | Path, **options: Unpack[Options]) -> None:
+        ours, defaults = load_options(model_path, options)
+        vars(self).update(vars(load(model_path, **ours)), _defaults=defaults)
+        check_device(self.device, options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
+        cache_dir: str | PathLike[str] | None = None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """Fetch a file of a repository of the Hugging Face hub into its cache, or `local_dir`, and
+        open it. filename: its name, or a pattern that only it matches, as in "*Q8_0.gguf"; the
+        other shards of a model come with the first.  local_dir_use_symlinks has no effect, as in
+        huggingface_hub. Raises DownloadError, UnsupportedError without huggingface_hub."""
+        from llama3jit.openai.hub import fetch
+
+        path = fetch(repo_id, filename, additional_files or (), local_dir, cache_dir)
+        return cls(path, **options)
+
+    @classmethod
+    def _of(
+        cls,
         engine: Engine,
         tokenizer: Tokenizer,
         metadata: Mapping[str, Any],
@@ -108,7 +152,9 @@ class Llama:
         *,
         on_overflow: OnOverflow = "error",
         identity: Identity | None = None,
-    ) -> None:
+        defaults: Defaults | None = None,
+    ) -> Self:
+        self = cls.__new__(cls)
         self._engine = engine
         self._tokenizer = tokenizer
         self._metadata = metadata
@@ -116,6 +162,8 @@ class Llama:
         self._load_s = load_s
         self._on_overflow = on_overflow
         self._identity = identity or Identity(str, "", "")
+        self._defaults = defaults or Defaults()
+        return self
 
     @property
     def n_ctx(self) -> int:
@@ -184,6 +232,12 @@ class Llama:
         """Like stream_chat, for `async for`; see astream."""
         return chat_generation(self, messages, sampling).async_parts()
 
+    create_completion = create_completion
+    __call__ = create_completion
+    create_chat_completion = create_chat_completion
+    create_chat_completion_openai_v1 = create_chat_completion_openai_v1
+    create_embedding = create_embedding
+
     def session(
         self, system: str | None = None, *, messages: Messages = (), **sampling: Unpack[Sampling]
     ) -> Session:
@@ -224,6 +278,34 @@ class Llama:
         tokens before it (fewer in the first window). Nothing of size T * vocab_size is held.
         """
         return score_tokens(self._prompt_ids(text), self.n_ctx, partial(show_logits, self._engine))
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        pooling: Pooling | None = None,
+        normalize: bool = False,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Vectors of what the model's last layer makes of a text, normalised as its head reads it:
+        float32 [n_embd], and of several texts [texts, n_embd].
+
+        pooling: "mean" over the text's tokens, "last" or "first" of them, or "none": [tokens,
+        n_embd] of each, in a list. None does as the model was opened, "mean" by `load`. normalize:
+        to length 1. Raises UnsupportedError on devices other than "cpu" and "reference",
+        ContextOverflowError for a text that is too long.
+        """
+        return embed(self, texts, pooling, normalize)
+
+    def forward(
+        self, ids: Prompt, capture: str | Sequence[str] = ("logits",)
+    ) -> dict[str, NDArray[np.float32]]:
+        """What the model computes on its way over T tokens, by name: float32 arrays. `*` in a name
+        stands for anything: "blk.3.attn_probs", "blk.*.resid", "result_norm", "logits".
+
+        docs/python.md has all names and shapes. A pattern that matches none raises
+        InvalidArgumentError with those there are; devices other than "cpu" and "reference" raise
+        UnsupportedError. Generation is as fast as ever.
+        """
+        return captured(self, ids, capture)
 
     def close(self) -> None:
         """Free the model; may be called twice."""

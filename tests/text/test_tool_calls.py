@@ -2,6 +2,7 @@
 
 import json
 import random
+from itertools import pairwise
 
 import pytest
 
@@ -94,7 +95,7 @@ def test_parts_of_every_size_give_the_same(reply, text, calls):
     for _ in range(20):
         bounds = sorted(cuts.choices(range(len(reply) + 1), k=4))
         bounds = [0, *bounds, len(reply)]
-        assert parse([reply[a:b] for a, b in zip(bounds, bounds[1:], strict=False)]) == (
+        assert parse([reply[a:b] for a, b in pairwise(bounds)]) == (
             text,
             calls,
         )
