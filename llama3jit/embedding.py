@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +53,7 @@ def split_texts(texts: Any) -> tuple[list[Prompt], bool]:
     """The texts, and whether there is one alone, given by itself: a str, or token ids."""
     if isinstance(texts, str):
         return [texts], True
-    if isinstance(texts, bytes) or not hasattr(texts, "__len__"):
+    if isinstance(texts, bytes | Mapping | Set) or not hasattr(texts, "__len__"):
         raise InvalidArgumentError(
             f"texts is {type(texts).__name__}: expected a text, token ids, or a list of these"
         )
