@@ -18,7 +18,7 @@ _PROMPT = """You can call functions. These are there, one a line, as JSON:
 </tools>
 To call one, write its name and its arguments as JSON, and nothing else:
 {open}
-{{"name": "the function's name", "arguments": {{"argument": "value"}}}}
+{{"name": "...", "arguments": {{...}}}}
 {close}
 What it gives comes back between <tool_response> and </tool_response>."""
 
