@@ -270,14 +270,16 @@ class Llama:
         bytes: `score` does without."""
         return all_logits(self._engine, as_ids(ids))
 
-    def score(self, text: Prompt) -> Score:
-        """How well the model predicts a text, or token ids.
+    def score(self, text: Prompt, per_token: bool = False) -> Score:
+        """How well the model predicts a text, or token ids; with `per_token` each token's logprob.
 
         What is longer than the context is read in windows of n_ctx tokens that overlap by half: a
         token is scored once, in the first window that holds it, so that it has at least n_ctx / 2
         tokens before it (fewer in the first window). Nothing of size T * vocab_size is held.
         """
-        return score_tokens(self._prompt_ids(text), self.n_ctx, partial(show_logits, self._engine))
+        return score_tokens(
+            self._prompt_ids(text), self.n_ctx, partial(show_logits, self._engine), per_token
+        )
 
     def embed(
         self,
