@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Unpack
 from llama3jit.arguments import split_sampling
 from llama3jit.errors import InvalidArgumentError, SessionError
 from llama3jit.generation import async_last, last, make_generation
+from llama3jit.guides import make_guides
 from llama3jit.overflow import Fitted, fit_messages, room_for_reply, shifts, split_turns
 from llama3jit.talk import Talk, Turn, continued
 
@@ -33,7 +34,7 @@ class Session:
     """
 
     def __init__(self, llm: Llama, talk: Talk, sampling: Sampling) -> None:
-        split_sampling(sampling)
+        make_guides(sampling, *split_sampling(sampling), llm._tokenizer)  # says what is wrong
         self._llm = llm
         self._talk = talk
         self._sampling = sampling

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -101,9 +102,13 @@ def read_session(path: str | os.PathLike[str], llm: Llama, sampling: Sampling) -
     except OSError as error:
         raise SessionError(f"{target} cannot be read: {error}") from None
     talk = _talk(header["talk"], target)
-    stored: Any = header["sampling"]
+    stored = header["sampling"]
+    if isinstance(stored.get("logit_bias"), list):  # pairs, as JSON has no numbers for keys
+        with suppress(TypeError, ValueError):
+            stored["logit_bias"] = dict(stored["logit_bias"])
     try:
-        session = Session(llm, talk, {**stored, **sampling})
+        merged: Any = {**stored, **sampling}
+        session = Session(llm, talk, merged)
     except (Llama3JitError, TypeError) as error:
         raise SessionError(f"{target}: {error}") from None
     if len(tokens):
@@ -216,6 +221,8 @@ def _storable(sampling: Sampling) -> dict[str, Any]:
     """What JSON can hold of the arguments: no functions."""
     stored: dict[str, Any] = {}
     for name, value in sampling.items():
+        if name == "logit_bias" and isinstance(value, Mapping):
+            value = list(value.items())
         with suppress(TypeError, ValueError):
             stored[name] = json.loads(json.dumps(value, default=_number))
     return stored

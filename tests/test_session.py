@@ -14,6 +14,7 @@ import pytest
 from scripted import ASSISTANT, END, LIMITS, USER, noise, peak, replying, scripted_llama
 
 import llama3jit
+from llama3jit.engine.snapshot import CacheSnapshot
 from llama3jit.errors import (
     CancelledError,
     ContextOverflowError,
@@ -274,7 +275,7 @@ def test_sessions_of_many_threads(make):
 
 
 def test_a_closed_session_and_a_closed_model(make):
-    llm = make()
+    llm = make(noise, before=lambda batch: time.sleep(0.01))
     session = llm.session()
     other = llm.session()
     session.close()
@@ -397,6 +398,52 @@ def test_an_empty_session_is_saved_too(make, tmp_path):
     assert make().load_session(tmp_path / "s").messages == []
 
 
+def test_blocks_of_the_cache_go_through_the_file(make, tmp_path, monkeypatch):
+    llm = make()
+    session = llm.session()
+    session.say("a message of more than a block")
+    rng = np.random.default_rng(0)
+    held = session._talk.tokens[:-1]
+    n_blocks = -(-len(held) // LIMITS.block_tokens)
+    blocks = list(rng.integers(0, 256, (n_blocks, 1000), np.uint8))
+    asked, given = [], []
+
+    def save_cache(tokens):
+        asked.append(tokens)
+        return CacheSnapshot(held, blocks)
+
+    monkeypatch.setattr(llm._engine, "save_cache", save_cache)
+    monkeypatch.setattr(llm._engine, "load_cache", given.append)
+    session.save(tmp_path / "s")
+    llm.load_session(tmp_path / "s")
+    assert asked == [list(session._talk.tokens)]
+    assert tuple(given[0].tokens) == held
+    np.testing.assert_array_equal(np.array(given[0].blocks), blocks)
+    whole = (tmp_path / "s").read_bytes()
+    (tmp_path / "s").write_bytes(whole[:-2000] + b"\0" + whole[-1999:])
+    with pytest.raises(SessionError, match="not what was written"):
+        llm.load_session(tmp_path / "s")
+    assert len(given) == 1
+
+
+def test_arguments_in_a_file(make, tmp_path):
+    llm = make()
+    sampling = {
+        "logit_bias": {np.int64(5): np.float32(1.5), 97: -2},
+        "dry_sequence_breakers": ("\n", ":"),
+        "temperature": np.float64(0.5),
+        "seed": np.int64(3),
+    }
+    session = llm.session(**sampling, logits_processors=[lambda ids, logits: None])
+    session.save(tmp_path / "s")
+    assert llm.load_session(tmp_path / "s")._sampling == {
+        "logit_bias": {5: 1.5, 97: -2},
+        "dry_sequence_breakers": ["\n", ":"],
+        "temperature": 0.5,
+        "seed": 3,
+    }
+
+
 @pytest.mark.parametrize(
     ("identity", "message"),
     [
@@ -454,6 +501,9 @@ def test_a_file_that_was_cut_short_or_changed_is_refused(make, tmp_path):
         ("talk", {"messages": 5}),
         ("sampling", {"max_tokens": "many"}),
         ("sampling", {"nonsense": 1}),
+        ("sampling", {"logit_bias": 5}),
+        ("sampling", {"logit_bias": {"x": 5}}),
+        ("sampling", {"sampler": 5}),
         ("sampling", None),
         ("n_blocks", -1),
         ("n_blocks", 10**30),

@@ -156,7 +156,7 @@ def test_mirostat_reaches_its_surprise():
 
 
 def test_a_fork_goes_on_from_the_state_and_leaves_it():
-    params = SamplingParams(mirostat_mode=2, mirostat_eta=0.5, mirostat_tau=3.0)
+    params = SamplingParams(mirostat_mode=2, mirostat_eta=0.9, mirostat_tau=1.0, temperature=2.0)
     request = Request([1], params, constraint=Counting(9))
     chooser = Chooser(request, 5)
     for step in range(6):

@@ -189,6 +189,33 @@ def test_each_filter_alone(name, values, row, data):
         assert kept.tolist() == [i for i, _ in expected]
 
 
+PAIRS = [
+    ("top_n_sigma", "top_p", 1.0, 0.7),
+    ("top_n_sigma", "typical_p", 1.0, 0.6),
+    ("top_n_sigma", "top_k", 0.7, 5),
+    ("top_k", "typical_p", 9, 0.6),
+    ("typical_p", "top_p", 0.8, 0.7),
+    ("typical_p", "min_p", 0.7, 0.4),
+    ("top_p", "min_p", 0.9, 0.3),
+]
+
+
+@pytest.mark.parametrize(("first", "second", "one", "two"), PAIRS)
+def test_the_second_sees_what_the_first_leaves(first, second, one, two):
+    params = SamplingParams(**(OFF | {first: one, second: two}))
+    compared = 0
+    for seed in range(40):
+        row = np.random.default_rng(seed).standard_normal(60).astype(np.float32) * 1.5
+        try:
+            expected = naive_chain(row, params)
+        except Near:
+            continue
+        compared += 1
+        kept = survivors(row, params, float(row.max()))
+        assert kept.tolist() == [i for i, _ in expected]
+    assert compared > 30
+
+
 @settings(max_examples=200, deadline=None)
 @given(row=rows(), threshold=shares(most=0.5))
 def test_xtc_leaves_the_least_of_the_strong(row, threshold):

@@ -145,6 +145,27 @@ def test_dry_of_the_example_in_llama_cpp():
     assert row.tolist() == [0, -1, -2, -2, 0]
 
 
+def test_the_longest_breaker_counts():
+    """Of `0` and `0 1`, both there, a repetition begins after the `1`, and is too short."""
+    params = SamplingParams(dry_multiplier=1.0, dry_base=2.0, dry_allowed_length=2)
+    history = [3, 0, 1, 2, 3, 0, 1, 2]
+    for rests, changed in ((((),), [3]), (((), (1,)), []), (((1,), ()), [])):
+        row = np.zeros(5, np.float32)
+        dry(row, history, params, {0: rests})
+        assert np.flatnonzero(row).tolist() == changed
+
+
+def test_a_breaker_is_seen_as_far_back_as_it_matters():
+    """The power ends at 4 (for f32), so that 5 tokens are as good as more; a breaker whose head is
+    the 8th leaves 4."""
+    params = SamplingParams(dry_multiplier=1.0, dry_base=5e8, dry_allowed_length=1)
+    history = [8, 0, 1, 2, 3, 4, 5, 6] * 2
+    for rests, power in (((), 4), (((0, 1, 2),), 3), (((0, 1),), 4)):
+        row = np.zeros(9, np.float32)
+        dry(row, history, params, {8: rests} if rests else {})
+        assert row[8] == np.float32(-(5e8**power))
+
+
 def test_dry_of_a_long_context_is_cheap():
     """Linear in the context for what repeats itself all the time too."""
     row = np.zeros(8, np.float32)
