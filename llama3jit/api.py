@@ -117,6 +117,9 @@ class Llama:
     _defaults: Defaults
 
     def __init__(self, model_path: str | Path, **options: Unpack[Options]) -> None:
+        """Open a model as llama-cpp-python does: on the CPU unless n_gpu_layers is given, with 512
+        tokens of context unless n_ctx is. Raises as `load` does, and InvalidArgumentError for
+        arguments that have no meaning here and would change what is computed."""
         ours, defaults = load_options(model_path, options)
         vars(self).update(vars(load(model_path, **ours)), _defaults=defaults)
         check_device(self.device, options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -114,8 +115,9 @@ def create_chat_completion_openai_v1(llm: Llama, *args: Any, **kwargs: Any) -> A
 
 
 def _whole(head: Answer, choices: list[_Choice]) -> Answer:
-    for index, part in interleaved([choice.parts for choice in choices]):
-        choices[index].take(part)
+    with closing(interleaved([choice.parts for choice in choices])) as parts:
+        for index, part in parts:
+            choices[index].take(part)
     results = [choice.result() for choice in choices]
     done = [
         {
@@ -132,17 +134,15 @@ def _whole(head: Answer, choices: list[_Choice]) -> Answer:
 def _stream(head: Answer, choices: list[_Choice]) -> Iterator[Answer]:
     for choice in choices:
         yield {**head, "choices": [choice.chunk({"role": "assistant"}, [], None)]}
-    for index, part in interleaved([choice.parts for choice in choices]):
-        choice = choices[index]
-        pieces = choice.take(part)
-        for piece in pieces:
-            entries, choice.entries = choice.entries, []
-            yield {**head, "choices": [choice.chunk(choice.delta(piece), entries, None)]}
-        if choice.last is not None:
-            yield {
-                **head,
-                "choices": [choice.chunk({}, choice.entries, choice.finish_reason())],
-            }
+    with closing(interleaved([choice.parts for choice in choices])) as parts:
+        for index, part in parts:
+            choice = choices[index]
+            for piece in choice.take(part):
+                entries, choice.entries = choice.entries, []
+                yield {**head, "choices": [choice.chunk(choice.delta(piece), entries, None)]}
+            if choice.last is not None:
+                final = choice.chunk({}, choice.entries, choice.finish_reason())
+                yield {**head, "choices": [final]}
 
 
 @dataclass(slots=True)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llama3jit.arguments import as_ids
@@ -77,8 +78,10 @@ def create_completion(
         for index in range(n)
     ]
     if check_flag("echo", echo):
+        entries, end = _echoed(llm, ids, logprobs)
         for choice in choices:
-            choice.echo(ids, before)
+            choice.before, choice.before_entries = before, entries
+            choice.move(end)
     head: Answer = {
         "id": f"cmpl-{uuid.uuid4()}",
         "object": "text_completion",
@@ -103,6 +106,15 @@ def _text_of(llm: Llama, ids: list[int]) -> str:
     return llm.detokenize(ids[1:] if ids[:1] == [llm._tokenizer.bos_id] else ids)
 
 
+def _echoed(llm: Llama, ids: list[int], logprobs: int | None) -> tuple[list[Entry], int]:
+    """The tokens of a prompt if they are wanted, and where its text ends."""
+    from llama3jit.openai.logprobs import prompt_entries
+
+    if logprobs is None:
+        return [], 0
+    return prompt_entries(llm._engine, llm._tokenizer, ids, logprobs)
+
+
 def _whole(head: Answer, choices: list[_Choice], prompt_tokens: int) -> Answer:
     texts: list[list[str]] = [[] for _ in choices]
     entries: list[list[Entry]] = [[] for _ in choices]
@@ -118,21 +130,23 @@ def _whole(head: Answer, choices: list[_Choice], prompt_tokens: int) -> Answer:
 
 
 def _stream(head: Answer, choices: list[_Choice]) -> Iterator[Answer]:
-    for index, text, found in _pieces(choices):
-        choice = choices[index]
-        if text or found:
-            yield {**head, "choices": [choice.shape(text, found, None)]}
-        if choice.done:
-            yield {**head, "choices": [choice.shape("", None, choice.result().finish_reason)]}
+    with closing(_pieces(choices)) as pieces:
+        for index, text, found in pieces:
+            choice = choices[index]
+            if text or found:
+                yield {**head, "choices": [choice.shape(text, found, None)]}
+            if choice.done:
+                yield {**head, "choices": [choice.shape("", None, choice.result().finish_reason)]}
 
 
-def _pieces(choices: list[_Choice]) -> Iterator[tuple[int, str, list[Entry]]]:
+def _pieces(choices: list[_Choice]) -> Generator[tuple[int, str, list[Entry]], None, None]:
     """The texts of all choices as they come, with the tokens that begin in them."""
     for choice in choices:
         if choice.before:
             yield choice.index, choice.before, choice.before_entries
-    for index, part in interleaved([choice.parts for choice in choices]):
-        yield index, part.text, choices[index].take(part)
+    with closing(interleaved([choice.parts for choice in choices])) as parts:
+        for index, part in parts:
+            yield index, part.text, choices[index].take(part)
 
 
 @dataclass(slots=True)
@@ -143,10 +157,9 @@ class _Choice:
     parts: Parts
     llm: Llama
     log: TokenLog | None
-    top: int
     shown: int = 0  # characters of the reply
     before: str = ""
-    before_entries: list[Entry] | Any = ()
+    before_entries: list[Entry] = field(default_factory=list)
     last: Result | None = None
 
     @classmethod
@@ -164,18 +177,14 @@ class _Choice:
 
         parts = text_generation(llm, ids, sampling).parts()
         log = None if logprobs is None else TokenLog(llm._tokenizer, start=begin)
-        return cls(index, parts, llm, log, logprobs or 0)
+        return cls(index, parts, llm, log)
 
-    def echo(self, ids: list[int], text: str) -> None:
-        """Put the prompt before the reply."""
-        from llama3jit.openai.logprobs import TokenLog, prompt_entries
+    def move(self, begin: int) -> None:
+        """Count from here where the tokens of the reply begin."""
+        from llama3jit.openai.logprobs import TokenLog
 
-        self.before = text
         if self.log is not None:
-            tokenizer = self.llm._tokenizer
-            entries, end = prompt_entries(self.llm._engine, tokenizer, ids, self.top)
-            self.before_entries = entries
-            self.log = TokenLog(tokenizer, start=end)
+            self.log = TokenLog(self.llm._tokenizer, start=begin)
 
     def take(self, part: StreamPart) -> list[Entry]:
         """The tokens whose text a part begins to show."""

@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from llama3jit.errors import DownloadError, InvalidArgumentError, UnsupportedError
+from llama3jit.errors import DownloadError, InvalidArgumentError, Llama3JitError, UnsupportedError
 
 SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
 
@@ -39,9 +39,9 @@ def fetch(
         wanted = [first, *(_one(files, pattern, repo_id) for pattern in additional_files)]
         wanted += [file for file in _shards(files, first) if file not in wanted]
         paths = [_fetch(hub, repo_id, file, local_dir, cache_dir) for file in wanted]
-    except (OSError, ValueError) as error:
-        if isinstance(error, InvalidArgumentError):
-            raise
+    except Llama3JitError:
+        raise
+    except Exception as error:  # of whatever HTTP library the version of huggingface_hub uses
         raise DownloadError(f"{repo_id}: {' '.join(str(error).split())[:300]}") from error
     return Path(paths[0])
 

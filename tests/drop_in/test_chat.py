@@ -6,7 +6,7 @@ import json
 from importlib.util import find_spec
 
 import pytest
-from scripted import ASSISTANT, LIMITS, noise, replying, scripted_llama
+from scripted import ASSISTANT, END, LIMITS, noise, peak, replying, scripted_llama
 
 from llama3jit.errors import InvalidArgumentError, UnsupportedError
 
@@ -158,6 +158,27 @@ def test_tool_calls(make, reply, content):
     assert streamed["tool_calls"][0]["function"] == call["function"]
     assert streamed["tool_calls"][0]["id"].startswith("call_")
     assert len(chunks) > 8, "arguments come as they are written"
+
+
+def test_marks_that_are_special_tokens_are_seen(make):
+    mark = 256  # a special token that a reply never has otherwise
+    wanted = [*b"Hm.", mark, *LLAMA.encode(), END]
+
+    def script(history):
+        since = history[::-1].index(ASSISTANT)
+        return peak(wanted[min(since, len(wanted) - 1)])
+
+    llm = make(script)
+    tokenizer = llm._tokenizer
+    tokenizer.find_special = {"<|python_tag|>": mark}.get
+    plain = tokenizer.token_bytes
+    tokenizer.token_bytes = lambda token: b"<|python_tag|>" if token == mark else plain(token)
+    [choice] = llm.create_chat_completion(HI, tools=TOOLS, logprobs=True)["choices"]
+    assert choice["message"]["content"] == "Hm."
+    assert choice["message"]["tool_calls"][0]["function"]["name"] == "weather"
+    assert len(choice["logprobs"]["content"]) == len(wanted) - 1
+    [choice] = llm.create_chat_completion(HI)["choices"]
+    assert choice["message"]["content"] == f"Hm.{LLAMA}"
 
 
 def test_no_tools_no_calls(make):
