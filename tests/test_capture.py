@@ -1,5 +1,7 @@
 """forward(capture=...) and embed on tiny models, against a Llama in float64 NumPy."""
 
+import json
+import os
 import sys
 import threading
 from pathlib import Path
@@ -196,3 +198,30 @@ def test_wrong_pooling_and_long_texts(llm):
         llm.embed("x", pooling="max")
     with pytest.raises(ContextOverflowError):
         llm.embed(["x", "y" * (N_CTX + 1)])
+
+
+def test_embeddings_are_those_of_llama_cpp():
+    """Every ninth component of what llama-cpp-python 0.3.36 gives for SmolLM2-135M-Instruct Q4_1;
+    its activations are int8."""
+    path = os.environ.get("LLAMA3JIT_TEST_MODEL")
+    if not path:
+        pytest.skip("LLAMA3JIT_TEST_MODEL names no model file")
+    file = Path(__file__).parent / "drop_in/embeddings_llama_cpp.json"
+    theirs = json.loads(file.read_text())
+    texts = [
+        "Hello, world!",
+        "Goodbye, world!",
+        "The quick brown fox jumps over the lazy dog. " * 6,
+    ]
+    for precision in ("fast", "exact"):
+        with llama3jit.load(path, device="cpu", n_ctx=512, precision=precision) as llm:
+            if not str(llm.metadata.get("general.name")).startswith("Smollm2 135M"):
+                pytest.skip(f"{path} is another model")
+            for pooling, vectors in theirs.items():
+                ours = llm.embed(texts, pooling=pooling)[:, ::9].astype(np.float64)
+                expected = np.array(vectors)
+                lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(expected, axis=1)
+                assert ((ours * expected).sum(axis=1) / lengths > 0.998).all()
+                np.testing.assert_allclose(
+                    np.linalg.norm(ours, axis=1), np.linalg.norm(expected, axis=1), rtol=0.02
+                )
