@@ -68,9 +68,9 @@ def names_of(runner: object) -> list[str]:
 def captured_pass(
     runner: object, batch: Batch, captures: Mapping[int, Capture]
 ) -> NDArray[np.float32]:
-    """A pass that shows what is wanted of the sequences with these numbers in the batch; the same
-    logits [R, vocab_size] as `forward`. If no other sequence is there, and no logits are wanted,
-    the head is left out, and the logits have no meaning."""
+    """A pass that shows what is wanted of the sequences with these numbers in the batch, of their
+    tokens with logits alone; the same logits [R, vocab_size] as `forward`. If no other sequence is
+    there, and no logits are wanted, the head is left out, and they are [R, 0]."""
     device = _pausing(runner)
     rows, operands = device.rows_for(batch)
     points = points_of(rows)
@@ -85,14 +85,17 @@ def captured_pass(
     logits = np.zeros((len(batch.logits_rows), 0), np.float32)
     for at, arrays in device.pausing(batch, sorted({*wanted, last})):
         for name, s in wanted.get(at, ()):
+            asked = np.flatnonzero(batch.seq_of[batch.logits_rows] == s)
+            if len(asked) == 0:  # what was shown before, and is computed again
+                continue
+            tokens = batch.logits_rows[asked]
             operand = points[name].operand
             if operand:
-                leading = operands[operand].shape[0]
-                values = arrays[operand][_rows_of(batch, s, str(leading))]
+                per_token = operands[operand].shape[0] == "T"
+                values = arrays[operand][tokens if per_token else asked]
             else:
-                values = _attention_probs(rows[at], batch, s, arrays)
-            first = int(batch.positions[np.flatnonzero(batch.seq_of == s)[0]])
-            captures[s].take(name, first, values.astype(np.float32))
+                values = _attention_probs(rows[at], batch, s, tokens, arrays)
+            captures[s].take(name, int(batch.positions[tokens[0]]), values.astype(np.float32))
         if at == last and last == len(rows) - 1:
             logits = arrays["logits"][: len(batch.logits_rows)].astype(np.float32, copy=False)
     return logits
@@ -141,23 +144,18 @@ def _pausing(runner: object) -> Pausing:
     return runner
 
 
-def _rows_of(batch: Batch, s: int, leading: str) -> NDArray[np.int64]:
-    """Which rows of an array belong to a sequence: of all tokens, or of those with logits."""
-    seq_of = batch.seq_of if leading == "T" else batch.seq_of[batch.logits_rows]
-    return np.flatnonzero(seq_of == s)
-
-
-def _attention_probs(row: Row, batch: Batch, s: int, arrays: Arrays) -> NDArray[np.float64]:
+def _attention_probs(
+    row: Row, batch: Batch, s: int, tokens: NDArray[np.int32], arrays: Arrays
+) -> NDArray[np.float64]:
     """[heads, tokens, tokens seen]: the softmax of the queries times the cached keys."""
-    found = _rows_of(batch, s, "T")
-    q = arrays[str(row.operands["q"])][found].astype(np.float64)
+    q = arrays[str(row.operands["q"])][tokens].astype(np.float64)
     k_cache, v_cache = (arrays[str(row.operands[name])] for name in ("k_cache", "v_cache"))
     n_seen = int(batch.context_lens[s])
     blocks = batch.block_tables[s, : -(-n_seen // k_cache.shape[3])]
     k, _ = taken(k_cache, v_cache, blocks, row.variant)
     k = np.repeat(k[:n_seen], q.shape[1] // k.shape[1], axis=1)
     scores = np.einsum("thd,jhd->htj", q, k) * float(row.operands["scale"])
-    ages = batch.positions[found][:, None] - np.arange(n_seen)[None, :]
+    ages = batch.positions[tokens][:, None] - np.arange(n_seen)[None, :]
     window = int(row.operands["window"]) or n_seen
     scores = np.where((ages >= 0) & (ages < window), scores, -np.inf)
     weights: NDArray[np.float64] = np.exp(scores - scores.max(axis=2, keepdims=True))

@@ -8,6 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,9 @@ class Interpreter:
             value = row.operands[parameter.name]
             if isinstance(value, str):
                 array = arrays[value]
-                array = array.reshape(*array.shape[: len(parameter.dims) - 1], -1)
+                leading = array.shape[: len(parameter.dims) - 1]
+                # Not -1 for the last, which is no number where there are no rows.
+                array = array.reshape(*leading, prod(array.shape[len(leading) :]))
                 dims.update(zip(parameter.dims, array.shape, strict=True))
                 values.append(array)
             else:
