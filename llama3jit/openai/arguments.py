@@ -40,8 +40,8 @@ def sampling_of(given: Mapping[str, Any], more: Mapping[str, Any], defaults: Def
             f"too); use min_p or typical_p"
         )
     sampling: dict[str, Any] = {name: given[name] for name in SAME}
-    sampling["max_tokens"] = _none_if_at_most_0(given["max_tokens"])
-    sampling["top_k"] = _none_if_at_most_0(given["top_k"]) or 0
+    sampling["max_tokens"] = None if _is_at_most_0(given["max_tokens"]) else given["max_tokens"]
+    sampling["top_k"] = 0 if _is_at_most_0(given["top_k"]) else given["top_k"]
     sampling["seed"] = defaults.seed if given["seed"] in RANDOM_SEEDS else given["seed"]
     sampling["repeat_last_n"] = defaults.repeat_last_n
     for name, ours in (
@@ -89,6 +89,6 @@ def seeded(sampling: Sampling, index: int) -> Sampling:
     return {**sampling, "seed": (seed + index) % 2**64}
 
 
-def _none_if_at_most_0(value: Any) -> Any:
+def _is_at_most_0(value: Any) -> bool:
     """llama-cpp-python's way of saying that there is no limit."""
-    return None if isinstance(value, int) and value <= 0 else value
+    return isinstance(value, int) and not isinstance(value, bool) and value <= 0

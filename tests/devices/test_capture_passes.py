@@ -1,11 +1,15 @@
 """captured_pass on batches of several sequences."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from driving import ids_of, opened
 from tiny_model import tiny_model
 
 from llama3jit.devices.capture import Capture, captured_pass, names_of
+from llama3jit.engine.engine import Engine
+from llama3jit.engine.sequence import Request, SamplingParams
 from llama3jit.errors import UnsupportedError
 from llama3jit.model.batch import Piece, make_batch
 
@@ -83,3 +87,40 @@ def test_names_and_devices(runner):
     assert len(names) == len(set(names))
     with pytest.raises(UnsupportedError, match="device='cpu'"):
         names_of(object())
+
+
+def test_a_preempted_sequence_is_shown_once(tmp_path):
+    """Four blocks for two sequences that need five: the newer one begins again in the middle."""
+    tiny = tiny_model(tmp_path / "tiny.gguf")
+    ids = ids_of(120, 6)
+    alone, shown, preempted = Seen(), Seen(), []
+    for n_blocks, seen in ((8, alone), (4, shown)):
+        runner = opened(tiny, "reference", kv_dtype="f32")
+        runner.limits = dataclasses.replace(runner.limits, n_blocks=n_blocks, max_logits_rows=2)
+        engine = Engine(runner)
+        scheduler = engine._core.scheduler
+        preempt = scheduler._preempt
+        preempted.append(0)
+
+        def counted(sequence, preempt=preempt):
+            preempted[-1] += 1
+            preempt(sequence)
+
+        scheduler._preempt = counted
+        params = SamplingParams(max_tokens=90, temperature=0)
+        older = iter(engine.submit(Request(ids_of(60, 7), params)))
+        next(older)
+        wanted = seen.capture("blk.1.attn_probs", "result_norm")
+        handle = engine.submit(Request(ids, visit=lambda first, rows: None, capture=wanted))
+        assert len(list(older)) == 89
+        assert list(handle) == []
+        engine.close()
+    for name in ("blk.1.attn_probs", "result_norm"):
+        for seen in (alone, shown):
+            assert sum(seen[key].shape[-2] for key in seen if key[0] == name) == 120
+    norms = [
+        np.concatenate([seen[key] for key in sorted(seen) if key[0] == "result_norm"])
+        for seen in (alone, shown)
+    ]
+    np.testing.assert_array_equal(*norms)
+    assert preempted == [0, 1]

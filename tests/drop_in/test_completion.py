@@ -225,6 +225,8 @@ def test_sampling_arguments_reach_the_sampler(make):
         ({"grammar": 3}, "^grammar is 3"),
         ({"grammar": "root ::= [", "response_format": {"type": "text"}}, "leave one out"),
         ({"stop": [""]}, "stop has ''"),
+        ({"top_k": None}, "^top_k is None"),
+        ({"max_tokens": False}, "^max_tokens is False"),
         ({"suffix": 3}, "suffix is 3"),
     ],
 )
@@ -248,6 +250,7 @@ def test_a_suffix_needs_a_model_that_fills_in(make):
 
 
 def test_a_prompt_that_is_too_long(make):
+    assert issubclass(ContextOverflowError, ValueError)
     with pytest.raises(ContextOverflowError, match="40 tokens"):
         make(noise, n_ctx=32)([5] * 40)
     with pytest.raises(InvalidArgumentError, match=f"is {VOCAB}"):
