@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from llama3jit.arguments import Messages, OnOverflow, Progress, Prompt, Sampling, as_ids
 from llama3jit.background import Background, uncollected
-from llama3jit.capture import captured
-from llama3jit.embedding import embed
+from llama3jit.deferred import Deferred
 from llama3jit.errors import InvalidArgumentError
 from llama3jit.generation import async_last, chat_generation, last, text_generation
-from llama3jit.openai.chat import create_chat_completion, create_chat_completion_openai_v1
-from llama3jit.openai.completion import create_completion
 from llama3jit.openai.defaults import Defaults, Pooling
-from llama3jit.openai.embedding import create_embedding
-from llama3jit.openai.options import Options, check_device, load_options
 from llama3jit.opening import Identity, import_sandbox, open_model
 from llama3jit.overflow import check_overflow
 from llama3jit.results import Result, Score
@@ -33,6 +28,9 @@ if TYPE_CHECKING:
 
     from llama3jit.engine.engine import Engine
     from llama3jit.generation import AsyncParts, Parts
+    from llama3jit.openai import chat as chats
+    from llama3jit.openai import completion, embedding
+    from llama3jit.openai.options import Options
     from llama3jit.session import Session
     from llama3jit.text.chat import ChatTemplate
     from llama3jit.text.tokenizer import Tokenizer
@@ -120,6 +118,8 @@ class Llama:
         """Open a model as llama-cpp-python does: on the CPU unless n_gpu_layers is given, with 512
         tokens of context unless n_ctx is. Raises as `load` does, and InvalidArgumentError for
         arguments that have no meaning here and would change what is computed."""
+        from llama3jit.openai.options import check_device, load_options
+
         ours, defaults = load_options(model_path, options)
         vars(self).update(vars(load(model_path, **ours)), _defaults=defaults)
         check_device(self.device, options)
@@ -235,11 +235,20 @@ class Llama:
         """Like stream_chat, for `async for`; see astream."""
         return chat_generation(self, messages, sampling).async_parts()
 
-    create_completion = create_completion
-    __call__ = create_completion
-    create_chat_completion = create_chat_completion
-    create_chat_completion_openai_v1 = create_chat_completion_openai_v1
-    create_embedding = create_embedding
+    if TYPE_CHECKING:
+        create_completion = completion.create_completion
+        __call__ = completion.create_completion
+        create_chat_completion = chats.create_chat_completion
+        create_chat_completion_openai_v1 = chats.create_chat_completion_openai_v1
+        create_embedding = embedding.create_embedding
+    else:
+        create_completion = Deferred("llama3jit.openai.completion", "create_completion")
+        __call__ = create_completion
+        create_chat_completion = Deferred("llama3jit.openai.chat", "create_chat_completion")
+        create_chat_completion_openai_v1 = Deferred(
+            "llama3jit.openai.chat", "create_chat_completion_openai_v1"
+        )
+        create_embedding = Deferred("llama3jit.openai.embedding", "create_embedding")
 
     def session(
         self, system: str | None = None, *, messages: Messages = (), **sampling: Unpack[Sampling]
@@ -298,6 +307,8 @@ class Llama:
         to length 1. Raises UnsupportedError on devices other than "cpu" and "reference",
         ContextOverflowError for a text that is too long.
         """
+        from llama3jit.embedding import embed
+
         return embed(self, texts, pooling, normalize)
 
     def forward(
@@ -310,6 +321,8 @@ class Llama:
         InvalidArgumentError with those there are; devices other than "cpu" and "reference" raise
         UnsupportedError. Generation is as fast as ever.
         """
+        from llama3jit.capture import captured
+
         return captured(self, ids, capture)
 
     def close(self) -> None:

@@ -32,6 +32,7 @@ API = {
     "bench",
     "capture",
     "compare",
+    "deferred",
     "doctor",
     "embedding",
     "generation",
