@@ -203,7 +203,8 @@ def test_the_page_lists_them_all():
 def their_blocks():
     source = os.environ.get("LLAMA_CPP_PYTHON_README")
     if not source:
-        return []
+        reason = "LLAMA_CPP_PYTHON_README names no README"
+        return [pytest.param("", marks=pytest.mark.skip(reason=reason), id="none")]
     text = Path(source).read_text("utf-8")
     text = text[text.index("## High-level API") : text.index("## OpenAI Compatible Web Server")]
     return re.findall(r"^```python\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
