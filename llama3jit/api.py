@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import time
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from llama3jit.arguments import Messages, OnOverflow, Progress, Prompt, Sampling, as_ids
 from llama3jit.background import Background, uncollected
+from llama3jit.deferred import Deferred
 from llama3jit.errors import InvalidArgumentError
 from llama3jit.generation import async_last, chat_generation, last, text_generation
+from llama3jit.openai.defaults import Defaults, Pooling
 from llama3jit.opening import Identity, import_sandbox, open_model
 from llama3jit.overflow import check_overflow
 from llama3jit.results import Result, Score
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
     from llama3jit.engine.engine import Engine
     from llama3jit.generation import AsyncParts, Parts
+    from llama3jit.openai import chat as chats
+    from llama3jit.openai import completion, embedding
+    from llama3jit.openai.options import Options
     from llama3jit.session import Session
     from llama3jit.text.chat import ChatTemplate
     from llama3jit.text.tokenizer import Tokenizer
@@ -78,7 +83,7 @@ def load(
         )
     Background(import_sandbox).start()
     identity = Identity(opened.fingerprint, kv_dtype, precision)
-    return Llama(
+    return Llama._of(
         opened.engine,
         opened.tokenizer,
         opened.metadata,
@@ -86,20 +91,62 @@ def load(
         time.perf_counter() - began,
         on_overflow=on_overflow,
         identity=identity,
+        defaults=Defaults(model=str(path_or_name)),
     )
 
 
 class Llama:
-    """An open model; `load` makes it. All methods may be called from several threads and several
-    event loops at once: the calls share the forward passes, and each gives the text that it would
-    give alone.
+    """An open model; `load` makes it, and so does `Llama(model_path, ...)`, with llama-cpp-python's
+    arguments: docs/openai.md says which have a meaning here. All methods may be called from several
+    threads and several event loops at once: the calls share the forward passes, and each gives the
+    text that it would give alone.
 
     Close it, or use it in a `with`, to free its memory; a call that is under way in another thread
     or task then raises CancelledError. After a fork, the child's calls raise DeviceError.
     """
 
-    def __init__(
-        self,
+    _engine: Engine
+    _tokenizer: Tokenizer
+    _metadata: Mapping[str, Any]
+    _template_source: str | None
+    _load_s: float
+    _on_overflow: OnOverflow
+    _identity: Identity
+    _defaults: Defaults
+
+    def __init__(self, model_path: str | Path, **options: Unpack[Options]) -> None:
+        """Open a model as llama-cpp-python does: on the CPU unless n_gpu_layers is given, with 512
+        tokens of context unless n_ctx is. Raises as `load` does, and InvalidArgumentError for
+        arguments that have no meaning here and would change what is computed."""
+        from llama3jit.openai.options import check_device, load_options
+
+        ours, defaults = load_options(model_path, options)
+        vars(self).update(vars(load(model_path, **ours)), _defaults=defaults)
+        check_device(self.device, options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
+        cache_dir: str | PathLike[str] | None = None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """Fetch a file of a repository of the Hugging Face hub into its cache, or `local_dir`, and
+        open it. filename: its name, or a pattern that only it matches, as in "*Q8_0.gguf"; the
+        other shards of a model come with the first.  local_dir_use_symlinks has no effect, as in
+        huggingface_hub. Raises DownloadError, UnsupportedError without huggingface_hub."""
+        from llama3jit.openai.hub import fetch
+
+        path = fetch(repo_id, filename, additional_files or (), local_dir, cache_dir)
+        return cls(path, **options)
+
+    @classmethod
+    def _of(
+        cls,
         engine: Engine,
         tokenizer: Tokenizer,
         metadata: Mapping[str, Any],
@@ -108,7 +155,9 @@ class Llama:
         *,
         on_overflow: OnOverflow = "error",
         identity: Identity | None = None,
-    ) -> None:
+        defaults: Defaults | None = None,
+    ) -> Self:
+        self = cls.__new__(cls)
         self._engine = engine
         self._tokenizer = tokenizer
         self._metadata = metadata
@@ -116,6 +165,8 @@ class Llama:
         self._load_s = load_s
         self._on_overflow = on_overflow
         self._identity = identity or Identity(str, "", "")
+        self._defaults = defaults or Defaults()
+        return self
 
     @property
     def n_ctx(self) -> int:
@@ -190,6 +241,21 @@ class Llama:
         """Like stream_chat, for `async for`; see astream."""
         return chat_generation(self, messages, sampling).async_parts()
 
+    if TYPE_CHECKING:
+        create_completion = completion.create_completion
+        __call__ = completion.create_completion
+        create_chat_completion = chats.create_chat_completion
+        create_chat_completion_openai_v1 = chats.create_chat_completion_openai_v1
+        create_embedding = embedding.create_embedding
+    else:
+        create_completion = Deferred("llama3jit.openai.completion", "create_completion")
+        __call__ = create_completion
+        create_chat_completion = Deferred("llama3jit.openai.chat", "create_chat_completion")
+        create_chat_completion_openai_v1 = Deferred(
+            "llama3jit.openai.chat", "create_chat_completion_openai_v1"
+        )
+        create_embedding = Deferred("llama3jit.openai.embedding", "create_embedding")
+
     def session(
         self, system: str | None = None, *, messages: Messages = (), **sampling: Unpack[Sampling]
     ) -> Session:
@@ -230,14 +296,48 @@ class Llama:
         added). (T - first) * vocab_size * 4 bytes: `score` does without."""
         return all_logits(self._engine, as_ids(ids), first)
 
-    def score(self, text: Prompt) -> Score:
-        """How well the model predicts a text, or token ids.
+    def score(self, text: Prompt, per_token: bool = False) -> Score:
+        """How well the model predicts a text, or token ids; with `per_token` each token's logprob.
 
         What is longer than the context is read in windows of n_ctx tokens that overlap by half: a
         token is scored once, in the first window that holds it, so that it has at least n_ctx / 2
         tokens before it (fewer in the first window). Nothing of size T * vocab_size is held.
         """
-        return score_tokens(self._prompt_ids(text), self.n_ctx, partial(show_logits, self._engine))
+        return score_tokens(
+            self._prompt_ids(text), self.n_ctx, partial(show_logits, self._engine), per_token
+        )
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        pooling: Pooling | None = None,
+        normalize: bool = False,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Vectors of what the model's last layer makes of a text, normalised as its head reads it:
+        float32 [n_embd], and of several texts [texts, n_embd].
+
+        pooling: "mean" over the text's tokens, "last" or "first" of them, or "none": [tokens,
+        n_embd] of each, in a list. None does as the model was opened, "mean" by `load`. normalize:
+        to length 1. Raises UnsupportedError on devices other than "cpu" and "reference",
+        ContextOverflowError for a text that is too long.
+        """
+        from llama3jit.embedding import embed
+
+        return embed(self, texts, pooling, normalize)
+
+    def forward(
+        self, ids: Prompt, capture: str | Sequence[str] = ("logits",)
+    ) -> dict[str, NDArray[np.float32]]:
+        """What the model computes on its way over T tokens, by name: float32 arrays. `*` in a name
+        stands for anything: "blk.3.attn_probs", "blk.*.resid", "result_norm", "logits".
+
+        docs/python.md has all names and shapes. A pattern that matches none raises
+        InvalidArgumentError with those there are; devices other than "cpu" and "reference" raise
+        UnsupportedError. Generation is as fast as ever.
+        """
+        from llama3jit.capture import captured
+
+        return captured(self, ids, capture)
 
     def close(self) -> None:
         """Free the model; may be called twice."""

@@ -22,7 +22,7 @@ class UnsupportedError(Llama3JitError):
     """A sound model file that needs something not built: an architecture, a tensor type."""
 
 
-class ModelNotFoundError(Llama3JitError):
+class ModelNotFoundError(Llama3JitError, ValueError):
     """No model of that name or path."""
 
 
@@ -34,7 +34,7 @@ class TemplateError(Llama3JitError):
     """A chat template that is missing, wrong, or refuses the messages."""
 
 
-class ContextOverflowError(Llama3JitError):
+class ContextOverflowError(Llama3JitError, ValueError):
     """More tokens than the context holds."""
 
 

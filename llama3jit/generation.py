@@ -11,7 +11,7 @@ from llama3jit.overflow import Fitted, fit_messages, fit_tokens, room_for_reply,
 from llama3jit.results import Result, StreamPart, make_stats
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Generator
+    from collections.abc import AsyncGenerator, Callable, Generator
 
     from llama3jit.api import Llama
     from llama3jit.arguments import Messages, Prompt, Sampling
@@ -102,10 +102,15 @@ class Generation:
 
 
 def make_generation(
-    llm: Llama, prompt: Fitted, sampling: Sampling, *, continues: bool
+    llm: Llama,
+    prompt: Fitted,
+    sampling: Sampling,
+    *,
+    continues: bool,
+    shown: frozenset[int] = frozenset(),
 ) -> Generation:
     """Check a prompt and its sampling arguments; raises what is wrong with them. `continues`: the
-    reply goes on with the prompt's text."""
+    reply goes on with the prompt's text. `shown`: special tokens whose text is shown."""
     from llama3jit.engine.sequence import Request
     from llama3jit.text.streaming import TextStream
 
@@ -115,7 +120,7 @@ def make_generation(
     llm._engine.check(request)
     # A grammar is of the text as it is, with the space that it may begin with.
     continues = continues or request.constraint is not None
-    text = TextStream(llm._tokenizer, stop, continues=continues)
+    text = TextStream(llm._tokenizer, stop, continues=continues, shown=shown)
     return Generation(llm._engine, request, text, prompt, llm._load_s)
 
 
@@ -128,15 +133,21 @@ def text_generation(llm: Llama, prompt: Prompt, sampling: Sampling) -> Generatio
     return make_generation(llm, fitted, sampling, continues=True)
 
 
-def chat_generation(llm: Llama, messages: Messages, sampling: Sampling) -> Generation:
-    """What answers a conversation."""
-    encode = llm._template.encode
+def chat_generation(
+    llm: Llama,
+    messages: Messages,
+    sampling: Sampling,
+    encode: Callable[[Messages], list[int]] | None = None,
+    shown: frozenset[int] = frozenset(),
+) -> Generation:
+    """What answers a conversation; `encode` makes a prompt of it, else the template does."""
+    encode = encode or llm._template.encode
     if shifts(sampling, llm._on_overflow):
         room = room_for_reply(llm.n_ctx, sampling.get("max_tokens"))
         fitted = fit_messages(messages, encode, llm.n_ctx, room)
     else:
         fitted = Fitted(encode(messages))
-    return make_generation(llm, fitted, sampling, continues=False)
+    return make_generation(llm, fitted, sampling, continues=False, shown=shown)
 
 
 def last(parts: Parts) -> Result:

@@ -64,12 +64,14 @@ class Score:
     """How well a model predicts a text.
 
     tokens: how many were predicted (all but the first).  nll: the sum of their negative log
-    likelihoods in nats.  perplexity: exp(nll / tokens).
+    likelihoods in nats.  perplexity: exp(nll / tokens).  logprobs: of each of these tokens, in
+    nats, if asked for.
     """
 
     tokens: int
     nll: float
     perplexity: float
+    logprobs: list[float] | None = None
 
 
 def make_stats(

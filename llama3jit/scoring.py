@@ -51,7 +51,7 @@ def all_logits(engine: Engine, tokens: list[int], start: int = 0) -> NDArray[np.
     return out
 
 
-def score_tokens(tokens: list[int], n_ctx: int, run: RunWindow) -> Score:
+def score_tokens(tokens: list[int], n_ctx: int, run: RunWindow, per_token: bool = False) -> Score:
     """Score every token but the first, each once, in windows of n_ctx that overlap by half."""
     if len(tokens) < 2:
         raise InvalidArgumentError(
@@ -68,7 +68,8 @@ def score_tokens(tokens: list[int], n_ctx: int, run: RunWindow) -> Score:
         begin += max(1, n_ctx // 2)
     nll = math.fsum(losses)
     mean = nll / len(losses)
-    return Score(len(losses), nll, math.exp(mean) if mean < 700 else math.inf)
+    perplexity = math.exp(mean) if mean < 700 else math.inf
+    return Score(len(losses), nll, perplexity, [-loss for loss in losses] if per_token else None)
 
 
 def _losses_of(window: list[int], begin: int, losses: list[float]) -> Visit:

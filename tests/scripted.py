@@ -139,8 +139,14 @@ class ByteTokenizer:
     def encode(self, text, *, add_bos=None, add_eos=None, parse_special=False, continues=False):
         return [BOS] * (add_bos is not False) + list(text.encode(errors="surrogateescape"))
 
+    def find_special(self, text):
+        return None
+
     def token_bytes(self, token):
         return bytes([token]) if token < 256 else b"<special>"
+
+    def piece(self, token):
+        return self.token_bytes(token).decode(errors="replace")
 
     def decode(self, ids, *, skip_special=False):
         kept = [i for i in ids if not (skip_special and i in self.special_ids)]
@@ -150,6 +156,7 @@ class ByteTokenizer:
 class ByteTemplate:
     """USER text ASSISTANT text ... ASSISTANT."""
 
+    takes_tools = False
     sources = {"default": "{{ messages }}"}  # noqa: RUF012
 
     def render(self, messages):
@@ -170,6 +177,6 @@ def scripted_llama(script: Script, limits: Limits = LIMITS, before=None):
     from llama3jit.engine.engine import Engine
 
     runner = ScriptedRunner(script, limits, before)
-    llama = Llama(Engine(runner), ByteTokenizer(), {})
+    llama = Llama._of(Engine(runner), ByteTokenizer(), {})
     llama.__dict__["_template"] = ByteTemplate()
     return SimpleNamespace(llama=llama, runner=runner)

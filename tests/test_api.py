@@ -205,6 +205,10 @@ def test_score_gives_each_token_once_with_half_a_context_before_it(make, length)
     assert score.tokens == length - 1
     assert score.nll == pytest.approx(expected, rel=1e-6)
     assert score.perplexity == pytest.approx(math.exp(expected / score.tokens), rel=1e-6)
+    assert score.logprobs is None
+    each = make(noise, n_ctx=n_ctx).score(ids, per_token=True).logprobs
+    assert len(each) == length - 1
+    assert -math.fsum(each) == pytest.approx(score.nll)
 
 
 def test_score_needs_two_tokens_and_finite_logits(make):

@@ -85,7 +85,7 @@ def sampling_options(command: Callable[..., None]) -> Callable[..., None]:
 
 def _parameter(row: tuple[str, Any, float | None, float | None, str, str]) -> inspect.Parameter:
     flag, kind, least, most, _, text = row
-    more = {name: x for name, x in (("min", least), ("max", most)) if x is not None}
+    more: dict[str, Any] = {name: x for name, x in (("min", least), ("max", most)) if x is not None}
     if kind == list[str]:
         more["callback"] = options.whole_variable
     return inspect.Parameter(

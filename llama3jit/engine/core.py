@@ -137,7 +137,16 @@ class Core:
         logits: NDArray[np.float32] | Leading | None = None
         failure: Exception | None = None
         try:
-            if self.runner.n_leading and step.is_led(self.runner.n_leading):
+            captures = {
+                i: sequence.request.capture
+                for i, sequence in enumerate(sequences)
+                if sequence.request.capture is not None
+            }
+            if captures:
+                from llama3jit.devices.capture import captured_pass
+
+                logits = captured_pass(self.runner, step.batch, captures)
+            elif self.runner.n_leading and step.is_led(self.runner.n_leading):
                 logits = self.runner.leading(step.batch)
             if logits is None:
                 logits = self.runner.forward(step.batch)

@@ -84,6 +84,12 @@ class Engine:
         self._core.add(sequence)
         return Handle(self, self._core, sequence)
 
+    def capture_names(self) -> list[str]:
+        """What `Request.capture` may name. Raises UnsupportedError where the device gives none."""
+        from llama3jit.devices.capture import names_of
+
+        return names_of(self._core.runner)
+
     def save_cache(self, tokens: Sequence[int]) -> CacheSnapshot:
         """What the cache holds of these tokens, from position 0 on."""
         from llama3jit.engine.snapshot import CacheSnapshot

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from queue import SimpleQueue
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from llama3jit.engine.constraint import Constraint
 from llama3jit.engine.params import SamplingParams
 from llama3jit.engine.penalties import Breakers
 from llama3jit.engine.sampler import TopLogprobs
+
+if TYPE_CHECKING:
+    from llama3jit.devices.capture import Capture
 
 __all__ = ["Finish", "Request", "SamplingParams", "SequenceState", "TokenEvent"]
 
@@ -34,7 +37,8 @@ class Request:
     constraint: what the generated tokens have to follow; it is copied.  processors: change a copy
     of each row of logits.  sampler: chooses from it, in place of the filters and the draw.
     stopping: whether a token, which stands last in the ids, is the last.  dry_breakers: of the dry
-    penalty.  What these callables raise ends the sequence.
+    penalty.  What these callables raise ends the sequence.  capture: what else to show of the
+    passes, beside a visit from 0 on.
     """
 
     tokens: Sequence[int]
@@ -47,6 +51,7 @@ class Request:
     sampler: Sampler | None = None
     stopping: tuple[Stopping, ...] = ()
     dry_breakers: Breakers = field(default_factory=dict)
+    capture: Capture | None = None
 
 
 @dataclass(frozen=True, slots=True)

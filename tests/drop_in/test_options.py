@@ -1,0 +1,220 @@
+"""Llama(model_path, ...) and Llama.from_pretrained: llama-cpp-python's arguments, each by name."""
+
+import sys
+from types import SimpleNamespace
+
+import pytest
+from test_load import byte_vocabulary
+from tiny_model import tiny_model
+
+import llama3jit
+from llama3jit.errors import DownloadError, InvalidArgumentError, UnsupportedError
+from llama3jit.openai.options import (
+    OURS,
+    REFUSED,
+    WITHOUT_EFFECT,
+    Options,
+    check_device,
+    load_options,
+)
+
+# Of llama-cpp-python 0.3.36, by llama.py; `kwargs` is not used there.
+PARAMETERS = """
+n_gpu_layers split_mode main_gpu tensor_split vocab_only use_mmap use_mlock kv_overrides seed n_ctx
+n_batch n_ubatch n_threads n_threads_batch rope_scaling_type pooling_type attention_type
+rope_freq_base rope_freq_scale yarn_ext_factor yarn_attn_factor yarn_beta_fast yarn_beta_slow
+yarn_orig_ctx logits_all embedding offload_kqv flash_attn op_offload swa_full no_perf
+last_n_tokens_size lora_base lora_scale lora_path numa chat_format chat_handler draft_model
+tokenizer type_k type_v spm_infill verbose
+"""
+# What llama-cpp-python has for each of those that are refused otherwise.
+NEUTRAL = {
+    "split_mode": 1,
+    "tensor_split": None,
+    "vocab_only": False,
+    "kv_overrides": None,
+    "rope_scaling_type": -1,
+    "attention_type": -1,
+    "rope_freq_base": 0.0,
+    "rope_freq_scale": 0.0,
+    "yarn_ext_factor": -1.0,
+    "yarn_attn_factor": 1.0,
+    "yarn_beta_fast": 32.0,
+    "yarn_beta_slow": 1.0,
+    "yarn_orig_ctx": 0,
+    "lora_base": None,
+    "lora_scale": 1.0,
+    "lora_path": None,
+    "chat_handler": None,
+    "draft_model": None,
+    "tokenizer": None,
+}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return tiny_model(folder / "tiny.gguf", n_layer=1, **byte_vocabulary()).path
+
+
+def test_every_argument_of_llama_cpp_python_is_known():
+    assert set(Options.__annotations__) == {*PARAMETERS.split(), *OURS}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_change_results_is_refused_by_name(name):
+    load_options("m", {name: NEUTRAL[name]})
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is .*, and .*; leave it out"):
+        load_options("m", {name: 7.5})
+    with pytest.raises(InvalidArgumentError, match=f"^{name} is 'x'"):
+        load_options("m", {name: "x"})
+
+
+def test_what_changes_nothing_is_taken():
+    plain = load_options("m", {})
+    for value in (True, False, None, 512):
+        assert load_options("m", dict.fromkeys(WITHOUT_EFFECT, value)) == plain
+
+
+def test_what_has_a_meaning():
+    ours, defaults = load_options("m", {})
+    assert ours == {"n_ctx": 512, "threads": None, "device": "cpu", "kv_dtype": "f16"}
+    assert (defaults.model, defaults.seed, defaults.pooling) == ("m", None, "none")
+    ours, defaults = load_options(
+        "m",
+        {
+            "n_ctx": 0,
+            "n_threads": 3,
+            "n_gpu_layers": -1,
+            "type_k": 8,
+            "type_v": 8,
+            "chat_format": "llama-3",
+            "seed": 5,
+            "pooling_type": 3,
+            "last_n_tokens_size": 7,
+            "precision": "exact",
+        },
+    )
+    assert ours == {
+        "precision": "exact",
+        "n_ctx": None,
+        "threads": 3,
+        "device": "auto",
+        "kv_dtype": "q8_0",
+        "chat_template": "llama3",
+    }
+    assert (defaults.seed, defaults.pooling, defaults.repeat_last_n) == (5, "last", 7)
+    assert load_options("m", {"n_gpu_layers": -1, "main_gpu": 1})[0]["device"] == "cuda:1"
+    for seed in (-1, 0xFFFFFFFF):
+        assert load_options("m", {"seed": seed})[1].seed is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"n_threds": 3}, "unknown argument 'n_threds' of Llama; did you mean 'n_threads'"),
+        ({"n_gpu_layers": -2}, "^n_gpu_layers is -2"),
+        ({"n_gpu_layers": "all"}, "^n_gpu_layers is 'all'"),
+        ({"main_gpu": -1}, "^main_gpu is -1"),
+        ({"type_k": 8}, "type_k is 8 and type_v is None: keys and values are kept alike"),
+        ({"type_k": 30, "type_v": 30}, "^type_k is 30"),
+        ({"pooling_type": 4}, "^pooling_type is 4"),
+        ({"chat_format": "functionary"}, "^chat_format is 'functionary': expected one of chatml"),
+        ({"chat_format": "chatml", "chat_template": "x"}, "chat_format and chat_template are both"),
+        ({"n_threads": 1, "threads": 1}, "n_threads and threads are both given"),
+    ],
+)
+def test_what_cannot_be_is_refused(options, message):
+    with pytest.raises(InvalidArgumentError, match=message):
+        load_options("m", options)
+
+
+def test_some_layers_on_the_gpu_are_refused(path):
+    with pytest.raises(InvalidArgumentError, match="n_gpu_layers is 1 of 2"):
+        load_options(tiny_two_layers(path), {"n_gpu_layers": 1})
+    assert load_options(path, {"n_gpu_layers": 99})[0]["device"] == "auto"
+
+
+def tiny_two_layers(path):
+    return tiny_model(path.parent / "two.gguf", n_layer=2, **byte_vocabulary()).path
+
+
+def test_a_model_opens_and_answers(path):
+    with llama3jit.Llama(model_path=str(path), device="reference", verbose=False) as llm:
+        assert isinstance(llm, llama3jit.Llama)
+        assert llm.n_ctx == 512
+        answer = llm("ab", max_tokens=3)
+        assert answer["model"] == str(path)
+        assert llm.generate("ab", max_tokens=2).completion_tokens <= 2
+        vectors = llm.create_embedding("ab")["data"][0]["embedding"]
+        assert len(vectors) == len(llm.tokenize("ab"))  # one for each token
+
+
+def test_a_seed_is_that_of_every_call(path):
+    with llama3jit.Llama(path, device="reference", seed=4) as llm:
+        texts = {llm("ab", max_tokens=8)["choices"][0]["text"] for _ in range(2)}
+        assert texts == {llm("ab", max_tokens=8, seed=4)["choices"][0]["text"]}
+
+
+def test_layers_that_find_no_gpu_are_not_silent():
+    with pytest.warns(UserWarning, match="n_gpu_layers is -1, and no GPU can be used"):
+        check_device("cpu", {"n_gpu_layers": -1})
+    check_device("cuda:0", {"n_gpu_layers": -1})
+    check_device("cpu", {})
+
+
+@pytest.fixture
+def hub(monkeypatch, path):
+    """A hub with one repository, whose every file is the tiny model."""
+    fetched = []
+    files = ["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "big-00001-of-00002.gguf"]
+    files += ["big-00002-of-00002.gguf"]
+
+    class HfApi:
+        def list_repo_files(self, repo_id):
+            if repo_id != "org/repo":
+                raise OSError("404: no such repository")
+            return files
+
+    def hf_hub_download(repo_id, file, local_dir=None, cache_dir=None):
+        fetched.append(file)
+        return str(path)
+
+    module = SimpleNamespace(HfApi=HfApi, hf_hub_download=hf_hub_download)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+    return fetched
+
+
+def test_from_pretrained(hub):
+    with llama3jit.Llama.from_pretrained(
+        repo_id="org/repo", filename="*Q8_0.gguf", verbose=False, device="reference"
+    ) as llm:
+        assert llm("ab", max_tokens=1)["usage"]["completion_tokens"] <= 1
+    assert hub == ["m-Q8_0.gguf"]
+
+
+def test_from_pretrained_brings_all_shards(hub):
+    from llama3jit.openai.hub import fetch
+
+    fetch("org/repo", "big*", ["README.md"], None, None)
+    assert hub == ["big-00001-of-00002.gguf", "README.md", "big-00002-of-00002.gguf"]
+
+
+@pytest.mark.parametrize(
+    ("repo", "file", "message"),
+    [
+        ("org/repo", "*.gguf", r"4 files match '\*.gguf'; name one of m-Q4_0.gguf, m-Q8_0"),
+        ("org/repo", "none", "0 files match 'none'; name one of m-Q4_0.gguf"),
+        ("org/none", "*", "org/none: 404: no such repository"),
+    ],
+)
+def test_from_pretrained_says_what_there_is(hub, repo, file, message):
+    with pytest.raises(DownloadError, match=message):
+        llama3jit.Llama.from_pretrained(repo, file)
+    assert hub == []
+
+
+def test_from_pretrained_needs_the_package(monkeypatch):
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(UnsupportedError, match="pip install huggingface_hub"):
+        llama3jit.Llama.from_pretrained("org/repo", "*")
