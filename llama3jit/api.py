@@ -135,10 +135,12 @@ class Llama:
         cache_dir: str | PathLike[str] | None = None,
         **options: Unpack[Options],
     ) -> Self:
-        """Fetch a file of a repository of the Hugging Face hub into its cache, or `local_dir`, and
-        open it. filename: its name, or a pattern that only it matches, as in "*Q8_0.gguf"; the
-        other shards of a model come with the first.  local_dir_use_symlinks has no effect, as in
-        huggingface_hub. Raises DownloadError, UnsupportedError without huggingface_hub."""
+        """Pull a file of a repository of the Hugging Face hub, unless it is here, and open it.
+
+        filename: its name, or a pattern that only it matches, as in "*Q8_0.gguf".  local_dir,
+        cache_dir: fetch it there, in huggingface_hub's way, and not into the store.  The other
+        shards of a model and additional_files come with it, into huggingface_hub's cache.
+        local_dir_use_symlinks has no effect, as in huggingface_hub. Raises DownloadError."""
         from llama3jit.openai.hub import fetch
 
         path = fetch(repo_id, filename, additional_files or (), local_dir, cache_dir)

@@ -6,12 +6,15 @@ import hashlib
 import json
 import threading
 from contextlib import contextmanager
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import pytest
 
 
 @contextmanager
@@ -26,6 +29,28 @@ def serving(repo: str, files: dict[str, bytes]) -> Iterator[Hub]:
         hub.shutdown()
         hub.server_close()
         thread.join()
+
+
+@contextmanager
+def pointing_at(
+    repo: str, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Hub]:
+    """The same, and huggingface_hub takes it for the hub. Nothing waits before it tries again."""
+    from huggingface_hub import constants
+
+    from llama3jit.files import from_http, from_hub
+
+    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_TOKEN"):
+        monkeypatch.delenv(variable, raising=False)
+    with serving(repo, files) as hub:
+        template = hub.url() + "/{repo_id}/resolve/{revision}/{filename}"
+        monkeypatch.setattr(constants, "ENDPOINT", hub.url())
+        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.setattr(
+            from_hub, "fetch_http", partial(from_http.fetch_http, pause=lambda seconds: None)
+        )
+        yield hub
 
 
 class Hub(ThreadingHTTPServer):

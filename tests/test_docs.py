@@ -145,7 +145,6 @@ def test_every_command_has_a_section_with_examples():
 
 
 def test_the_examples_of_the_command_line_run(tmp_path):
-    from llama3jit.api import Llama
     from llama3jit.errors import ModelNotFoundError
     from llama3jit.files.catalogue import DEFAULT_MODEL
     from llama3jit.files.store import resolve
@@ -191,10 +190,6 @@ def test_the_examples_of_the_command_line_run(tmp_path):
         for precision in ("fast", "exact"):  # what is compiled now need not be said later
             shell(f"llama3jit generate -p x --max-tokens 1 --precision {precision}")
         for text, expected in examples(CLI):
-            if ("batch" in text or "results.jsonl" in text) and not hasattr(
-                Llama, "create_completion"
-            ):
-                continue
             done = shell(text)
             printed = done.stdout + (f"[{done.returncode}]\n" if done.returncode else "")
             assert pattern(expected).fullmatch(printed), f"$ {text}\n{printed}"

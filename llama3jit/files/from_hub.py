@@ -93,7 +93,7 @@ def find_file(text: str) -> HubFile:
     no access, no network, offline.
     """
     name = parse(text)
-    files = _files(name)
+    files = list_files(name)
     found = [file for file in files if name.means(file)]
     shards = [file for file in found if SHARD.search(file)]
     if shards:
@@ -129,8 +129,11 @@ def fetch_hub(source: str, part: Path, progress: Callable[[int, int], None]) -> 
     )
 
 
-def _files(name: HubName) -> dict[str, Any]:
-    """Path -> what the hub says of each file of a repository."""
+def list_files(name: HubName) -> dict[str, Any]:
+    """Path -> what the hub says of each file of a repository.
+
+    Raises DownloadError: no such repository or revision, no access, no network, offline.
+    """
     import huggingface_hub as hub
     from huggingface_hub import errors
 

@@ -121,8 +121,11 @@ def _wanted_of_hub(text: str, name: str | None, sha256: str, store: Store) -> _W
 
 def _name_of(name: str | None, path: str) -> str:
     """The name that was asked for, or one made of the file's name."""
-    if name:
-        return name.lower()
+    return name.lower() if name else name_of(path)
+
+
+def name_of(path: str) -> str:
+    """What a model is called in the store unless a name is given. Refuses shards."""
     file = os.path.basename(path.rstrip("/"))
     if SHARD_NAME.fullmatch(file):
         raise InvalidArgumentError(

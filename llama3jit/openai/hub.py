@@ -1,17 +1,17 @@
-"""Model files of the Hugging Face hub, into its own cache: for `Llama.from_pretrained`."""
+"""Model files of the Hugging Face hub, for `Llama.from_pretrained`."""
 
 from __future__ import annotations
 
-import re
+import os
 from collections.abc import Sequence
 from fnmatch import fnmatch
 from os import PathLike
 from pathlib import Path
-from typing import Any
 
-from llama3jit.errors import DownloadError, InvalidArgumentError, Llama3JitError, UnsupportedError
-
-SHARD = re.compile(r"-\d{5}-of-(\d{5})\.gguf$")
+from llama3jit.errors import DownloadError, InvalidArgumentError
+from llama3jit.files.from_hub import PREFIX, SHARD, list_files, parse
+from llama3jit.files.pull import name_of, pull
+from llama3jit.files.store import Store, default_store
 
 
 def fetch(
@@ -21,33 +21,56 @@ def fetch(
     local_dir: str | PathLike[str] | None,
     cache_dir: str | PathLike[str] | None,
 ) -> Path:
-    """The path of the one file that a pattern matches, fetched with the other shards of its model
-    and the additional files. Raises DownloadError for no file or several, with the names there are,
-    and for what the hub refuses; UnsupportedError where huggingface_hub is missing."""
-    try:
-        import huggingface_hub as hub
-    except ImportError:
-        raise UnsupportedError(
-            "from_pretrained needs huggingface_hub: pip install huggingface_hub"
-        ) from None
+    """The path of the one file that a pattern matches. It is pulled into the store, unless folders
+    are named or other files come with it, such as the other shards: those huggingface_hub fetches.
+
+    Raises DownloadError for no file or several, with the names there are, and for what the hub
+    refuses.
+    """
     for name, value in (("repo_id", repo_id), ("filename", filename)):
         if not isinstance(value, str) or not value:
             raise InvalidArgumentError(f"{name} is {value!r:.60}: expected text")
+    source = f"{PREFIX}{repo_id}/{filename}"
+    stored = local_dir is None and cache_dir is None and not additional_files
+    if stored and (model := default_store().find(source)):
+        return Path(model.file)
+    files = list(list_files(parse(source)))
+    first = _one(files, filename, repo_id)
+    wanted = [first, *(_one(files, pattern, repo_id) for pattern in additional_files)]
+    wanted += [file for file in _shards(files, first) if file not in wanted]
+    if stored and len(wanted) == 1:
+        return _pull(repo_id, first, default_store())
+    return _download(repo_id, wanted, local_dir, cache_dir)
+
+
+def _pull(repo_id: str, file: str, store: Store) -> Path:
+    """By the file's own name, or with the repository's where another model has that."""
+    source = f"{PREFIX}{repo_id}/{file}"
+    name = name_of(file)
+    other = store.find(name)
+    if other is not None and other.source != source:
+        name = name_of(f"{repo_id}-{file}".replace("/", "-"))
+    return pull(source, store=store, name=name)
+
+
+def _download(
+    repo_id: str,
+    files: Sequence[str],
+    local_dir: str | PathLike[str] | None,
+    cache_dir: str | PathLike[str] | None,
+) -> Path:
+    import huggingface_hub as hub
+
+    local, cache = (
+        None if folder is None else os.fspath(folder) for folder in (local_dir, cache_dir)
+    )
     try:
-        files: list[str] = list(hub.HfApi().list_repo_files(repo_id))
-        first = _one(files, filename, repo_id)
-        wanted = [first, *(_one(files, pattern, repo_id) for pattern in additional_files)]
-        wanted += [file for file in _shards(files, first) if file not in wanted]
-        paths = [_fetch(hub, repo_id, file, local_dir, cache_dir) for file in wanted]
-    except Llama3JitError:
-        raise
+        paths = [
+            hub.hf_hub_download(repo_id, file, local_dir=local, cache_dir=cache) for file in files
+        ]
     except Exception as error:  # of whatever HTTP library the version of huggingface_hub uses
         raise DownloadError(f"{repo_id}: {' '.join(str(error).split())[:300]}") from error
     return Path(paths[0])
-
-
-def _fetch(hub: Any, repo_id: str, file: str, local_dir: Any, cache_dir: Any) -> str:
-    return str(hub.hf_hub_download(repo_id, file, local_dir=local_dir, cache_dir=cache_dir))
 
 
 def _one(files: Sequence[str], pattern: str, repo_id: str) -> str:

@@ -1,14 +1,13 @@
 """Llama(model_path, ...) and Llama.from_pretrained: llama-cpp-python's arguments, each by name."""
 
-import sys
-from types import SimpleNamespace
-
 import pytest
+from hub_server import pointing_at
 from test_load import byte_vocabulary
 from tiny_model import tiny_model
 
 import llama3jit
-from llama3jit.errors import DownloadError, InvalidArgumentError, UnsupportedError
+from llama3jit.errors import DownloadError, InvalidArgumentError
+from llama3jit.files.store import default_store
 from llama3jit.openai.options import (
     OURS,
     REFUSED,
@@ -164,40 +163,68 @@ def test_layers_that_find_no_gpu_are_not_silent():
 
 
 @pytest.fixture
-def hub(monkeypatch, path):
-    """A hub with one repository, whose every file is the tiny model."""
-    fetched = []
-    files = ["README.md", "m-Q4_0.gguf", "m-Q8_0.gguf", "big-00001-of-00002.gguf"]
-    files += ["big-00002-of-00002.gguf"]
-
-    class HfApi:
-        def list_repo_files(self, repo_id):
-            if repo_id != "org/repo":
-                raise OSError("404: no such repository")
-            return files
-
-    def hf_hub_download(repo_id, file, local_dir=None, cache_dir=None):
-        fetched.append(file)
-        return str(path)
-
-    module = SimpleNamespace(HfApi=HfApi, hf_hub_download=hf_hub_download)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
-    return fetched
+def hub(monkeypatch, tmp_path, path):
+    """A hub with one repository, and an empty store."""
+    files = ("m-Q4_0.gguf", "m-Q8_0.gguf", "big-00001-of-00002.gguf", "big-00002-of-00002.gguf")
+    content = {"README.md": b"# Models"} | dict.fromkeys(files, path.read_bytes())
+    monkeypatch.setenv("LLAMA3JIT_MODELS", str(tmp_path / "models"))
+    with pointing_at("org/repo", content, monkeypatch) as hub:
+        yield hub
 
 
-def test_from_pretrained(hub):
+def bodies(hub):
+    return [path for path, *_ in hub.asked if path.startswith("/cdn/")]
+
+
+def test_from_pretrained_pulls(hub):
     with llama3jit.Llama.from_pretrained(
         repo_id="org/repo", filename="*Q8_0.gguf", verbose=False, device="reference"
     ) as llm:
         assert llm("ab", max_tokens=1)["usage"]["completion_tokens"] <= 1
-    assert hub == ["m-Q8_0.gguf"]
+    (model,) = default_store().models()
+    assert (model.name, model.source) == ("m-q8_0", "hf:org/repo/m-Q8_0.gguf")
+    asked = len(hub.asked)
+    for name in ("m-Q8_0.gguf", "*Q8_0.gguf"):
+        llama3jit.Llama.from_pretrained("org/repo", name, device="reference").close()
+    assert len(hub.asked) == asked + 1  # what the pattern matches
+    assert bodies(hub) == ["/cdn/m-Q8_0.gguf"]
 
 
-def test_from_pretrained_brings_all_shards(hub):
-    from llama3jit.openai.hub import fetch
+def test_a_name_that_another_model_has(hub, path):
+    store = default_store()
+    store.root.mkdir()
+    (store.root / "m-q8_0.gguf").write_bytes(path.read_bytes())
+    for _ in range(2):
+        llama3jit.Llama.from_pretrained("org/repo", "m-Q8_0.gguf", device="reference").close()
+    assert [model.name for model in store.models()] == ["m-q8_0", "org-repo-m-q8_0"]
+    assert len(bodies(hub)) == 1
 
-    fetch("org/repo", "big*", ["README.md"], None, None)
-    assert hub == ["big-00001-of-00002.gguf", "README.md", "big-00002-of-00002.gguf"]
+
+@pytest.mark.parametrize(
+    ("file", "options"),
+    [
+        ("big*", {}),
+        ("m-Q8_0.gguf", {"additional_files": ["README.md"]}),
+        ("m-Q8_0.gguf", {"local_dir": "here"}),
+        ("m-Q8_0.gguf", {"cache_dir": "here"}),
+    ],
+)
+def test_from_pretrained_leaves_the_rest_to_huggingface_hub(hub, path, file, options, monkeypatch):
+    fetched = []
+
+    def download(repo_id, file, **folders):
+        fetched.append(file)
+        assert folders == {"local_dir": None, "cache_dir": None} | {
+            name: value for name, value in options.items() if name != "additional_files"
+        }
+        return str(path)
+
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
+    llama3jit.Llama.from_pretrained("org/repo", file, device="reference", **options).close()
+    shards = ["big-00001-of-00002.gguf", "big-00002-of-00002.gguf"]
+    one = ["m-Q8_0.gguf", *options.get("additional_files", ())]
+    assert fetched == (shards if file == "big*" else one)
+    assert default_store().models() == []
 
 
 @pytest.mark.parametrize(
@@ -205,16 +232,10 @@ def test_from_pretrained_brings_all_shards(hub):
     [
         ("org/repo", "*.gguf", r"4 files match '\*.gguf'; name one of m-Q4_0.gguf, m-Q8_0"),
         ("org/repo", "none", "0 files match 'none'; name one of m-Q4_0.gguf"),
-        ("org/none", "*", "org/none: 404: no such repository"),
+        ("org/none", "*", "hf:org/none: there is no such repository"),
     ],
 )
 def test_from_pretrained_says_what_there_is(hub, repo, file, message):
     with pytest.raises(DownloadError, match=message):
         llama3jit.Llama.from_pretrained(repo, file)
-    assert hub == []
-
-
-def test_from_pretrained_needs_the_package(monkeypatch):
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UnsupportedError, match="pip install huggingface_hub"):
-        llama3jit.Llama.from_pretrained("org/repo", "*")
+    assert bodies(hub) == []

@@ -8,17 +8,17 @@ blocks run as they are, too.
 import json
 import os
 import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
+from hub_server import pointing_at
 from test_load import byte_vocabulary
 from tiny_model import tiny_model
 
 from llama3jit.errors import InvalidArgumentError
 
 ROOT = Path(__file__).parent.parent.parent
+REPO = "lmstudio-community/Qwen3.5-0.8B-GGUF"
 ASK_JSON = """
 answer = llm.create_chat_completion(
     messages=[
@@ -59,7 +59,7 @@ EXAMPLES = {
     ),
     "Pulling from the hub": (
         "",
-        'llm = Llama.from_pretrained(repo_id="lmstudio-community/Qwen3.5-0.8B-GGUF", '
+        f'llm = Llama.from_pretrained(repo_id="{REPO}", '
         'filename="*Q8_0.gguf", verbose=False)\nanswer = llm("x", max_tokens=1)',
     ),
     "Chat completion": (
@@ -111,13 +111,12 @@ def path(request, tmp_path_factory):
 
 
 @pytest.fixture
-def hub(monkeypatch, path):
-    """huggingface_hub, with the model behind every name."""
-    module = SimpleNamespace(
-        HfApi=lambda: SimpleNamespace(list_repo_files=lambda repo: ["m-Q8_0.gguf", "a-text-model"]),
-        hf_hub_download=lambda *args, **options: path,
-    )
-    monkeypatch.setitem(sys.modules, "huggingface_hub", module)
+def hub(monkeypatch, path, tmp_path):
+    """The hub's repository of the examples, with the model in it."""
+    monkeypatch.setenv("LLAMA3JIT_MODELS", str(tmp_path / "models"))
+    files = {"m-Q8_0.gguf": Path(path).read_bytes(), "a-text-model": b""}
+    with pointing_at(REPO, files, monkeypatch):
+        yield
 
 
 def run(path, options, code):

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import TYPE_CHECKING
 
 import pytest
 from gguf_writer import gguf_bytes
-from hub_server import Hub, serving
+from hub_server import Hub, pointing_at
 from pulling import RAW, SHA256, interrupt_at, left_over
 
 from llama3jit.errors import DownloadError, InvalidArgumentError, ModelNotFoundError
-from llama3jit.files import from_http, from_hub
+from llama3jit.files import from_hub
 from llama3jit.files.from_hub import parse
 from llama3jit.files.pull import pull
 from llama3jit.files.store import resolve
@@ -39,18 +38,7 @@ FILES = {
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
-    from huggingface_hub import constants
-
-    for variable in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY", "HF_TOKEN"):
-        monkeypatch.delenv(variable, raising=False)
-    with serving(REPO, FILES) as hub:
-        template = hub.url() + "/{repo_id}/resolve/{revision}/{filename}"
-        monkeypatch.setattr(constants, "ENDPOINT", hub.url())
-        monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.setattr(
-            from_hub, "fetch_http", partial(from_http.fetch_http, pause=lambda seconds: None)
-        )
+    with pointing_at(REPO, FILES, monkeypatch) as hub:
         yield hub
 
 
