@@ -8,6 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from llama3jit import ops
 from llama3jit.devices import Leading, Limits
+from llama3jit.devices.blocks import copy_block, read_block, write_block
 from llama3jit.devices.check import check_batch
 from llama3jit.errors import CancelledError, DeviceError
 from llama3jit.model import weights
@@ -93,7 +95,8 @@ class Interpreter:
             value = row.operands[parameter.name]
             if isinstance(value, str):
                 array = arrays[value]
-                array = array.reshape(*array.shape[: len(parameter.dims) - 1], -1)
+                leading = array.shape[: len(parameter.dims) - 1]  # -1 for the rest refuses 0 rows
+                array = array.reshape(*leading, prod(array.shape[len(leading) :]))
                 dims.update(zip(parameter.dims, array.shape, strict=True))
                 values.append(array)
             else:
@@ -108,6 +111,24 @@ class Interpreter:
     def leading(self, batch: Batch) -> Leading | None:
         """See Runner."""
         return None
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See Runner."""
+        copy_block(self._caches(), source, target)
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """See Runner."""
+        return read_block(self._caches(), block)
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """See Runner."""
+        write_block(self._caches(), block, data)
+
+    def _caches(self) -> list[NDArray[Any]]:
+        if not self._fixed:
+            raise DeviceError("the model is closed")
+        operands = self.plan.operands
+        return [self._fixed[name] for name, op in operands.items() if op.kind == "cache"]
 
     def begin(self) -> None:
         """See Runner."""
