@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from llama3jit.engine.scheduler import Scheduler, Step
+from llama3jit.engine.layout import Step
+from llama3jit.engine.scheduler import Scheduler
 from llama3jit.errors import CancelledError, DeviceError, InvalidArgumentError, Llama3JitError
 
 if TYPE_CHECKING:

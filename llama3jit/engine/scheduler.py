@@ -12,42 +12,24 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from llama3jit.devices import Leading
 from llama3jit.engine.cache import KvCache
 from llama3jit.engine.counters import Counters
+from llama3jit.engine.layout import Step, lay_out
 from llama3jit.engine.sequence import Finish, FinishReason, SequenceState, TokenEvent
 from llama3jit.errors import ContextOverflowError, InvalidArgumentError
-from llama3jit.model.batch import Batch, Piece, make_batch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
+    import numpy as np
     from numpy.typing import NDArray
 
     from llama3jit.devices import Runner
     from llama3jit.engine.chooser import Choice
     from llama3jit.engine.snapshot import CacheSnapshot
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One forward pass: `parts` says how many tokens and rows of logits each sequence has in it."""
-
-    batch: Batch
-    parts: list[tuple[SequenceState, int, int]]
-
-    def is_led(self, n_leading: int) -> bool:
-        """Whether the n_leading largest logits of each row are enough for all."""
-        return all(
-            sequence.request.visit is None and sequence.chooser.is_led(n_leading)
-            for sequence, _, n_rows in self.parts
-            if n_rows
-        )
 
 
 class Scheduler:
@@ -114,14 +96,7 @@ class Scheduler:
         self._extend_tables()
         if not self.running:
             return None
-        if all(s.pending == 1 and s.request.visit is None for s in self.running):
-            return Step(self._decode_batch(), [(s, 1, 1) for s in self.running])
-        parts, pieces = [], []
-        for sequence, piece in self._pieces():
-            rows = {"none": 0, "last": 1, "all": len(piece.tokens)}[piece.logits]
-            parts.append((sequence, len(piece.tokens), rows))
-            pieces.append(piece)
-        return Step(make_batch(pieces), parts)
+        return lay_out(self.running, self.limits)
 
     def apply(self, step: Step, logits: NDArray[np.float32] | Leading) -> None:
         """Account for a pass that was run: `logits` [R, vocab_size] as its batch asked for, or the
@@ -235,62 +210,6 @@ class Scheduler:
     def _release(self, sequence: SequenceState, *, keep: bool) -> None:
         self.cache.release(sequence, keep)
         self._stuck = None
-
-    def _blocks_for(self, n_tokens: int) -> int:
-        return -(-n_tokens // self.limits.block_tokens)
-
-    def _pieces(self) -> Iterator[tuple[SequenceState, Piece]]:
-        """Decoding sequences first, one token each, then prefill chunks in order of arrival."""
-        decoding = [s for s in self.running if s.pending == 1 and s.request.visit is None]
-        filling = [s for s in self.running if s.pending > 1 or s.request.visit is not None]
-        tokens_left = self.limits.max_tokens
-        rows_left = self.limits.max_logits_rows
-        for sequence in decoding + filling:
-            n, logits = sequence.pending, "last"
-            if sequence.request.visit is not None:
-                unseen = sequence.visited - sequence.computed
-                n, logits = (min(n, unseen), "none") if unseen > 0 else (min(n, rows_left), "all")
-            if n > tokens_left:
-                n, logits = tokens_left, "none" if logits == "last" else logits
-            rows = {"none": 0, "last": 1, "all": n}[logits]
-            if n == 0 or rows > rows_left:
-                continue
-            tokens_left -= n
-            rows_left -= rows
-            yield sequence, self._piece(sequence, n, logits)
-
-    def _piece(self, sequence: SequenceState, n: int, logits: str) -> Piece:
-        end = sequence.computed + n
-        return Piece(
-            tokens=sequence.tokens[sequence.computed : end],
-            position=sequence.computed,
-            block_table=sequence.block_table[: self._blocks_for(end)],
-            logits=logits,  # type: ignore[arg-type]
-        )
-
-    def _decode_batch(self) -> Batch:
-        """What make_batch makes of one token of every running sequence, at less cost."""
-        lengths = [len(s.tokens) for s in self.running]
-        count = len(lengths)
-        width = self._blocks_for(max(lengths))
-        if count == 1:
-            tables = self.running[0].block_row[:, :width]
-        else:
-            tables = np.zeros((count, width), np.int32)
-            for table, sequence, length in zip(tables, self.running, lengths, strict=True):
-                used = self._blocks_for(length)
-                table[:used] = sequence.block_row[0, :used]
-        context_lens = np.array(lengths, np.int32)
-        starts = np.arange(count + 1, dtype=np.int32)
-        return Batch(
-            tokens=np.array([s.tokens[-1] for s in self.running], np.int32),
-            positions=context_lens - np.int32(1),
-            seq_of=starts[:-1],
-            starts=starts,
-            context_lens=context_lens,
-            block_tables=tables,
-            logits_rows=starts[:-1],
-        )
 
     def _append(self, sequence: SequenceState, choice: Choice) -> None:
         token = choice.token
