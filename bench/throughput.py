@@ -59,7 +59,7 @@ def main() -> None:
         with llama3jit.load(
             given.model,
             given.device,
-            n_ctx=PROMPT + given.n_tokens,
+            n_ctx=max(SEQUENCES) * (PROMPT + given.n_tokens),  # which all of them share
             threads=given.threads,
             max_sequences=max(SEQUENCES),
             prefix_reuse=False,
