@@ -27,8 +27,8 @@ class Result:
     finish_reason: "stop" at an end token or a stop string, "length" at max_tokens or at the end of
     the context.  tokens: the generated ids without the end token; after a stop string they include
     its tokens, the text does not.  seed: gives the same text again.  logprobs: of each token, the
-    model's own, if asked for.  dropped_turns, dropped_tokens: what on_overflow="shift" left out of
-    the prompt.
+    model's own, if asked for; top_logprobs: with each, (id, logprob) of the likeliest.
+    dropped_turns, dropped_tokens: what on_overflow="shift" left out of the prompt.
     """
 
     text: str
@@ -51,7 +51,8 @@ class Result:
 class StreamPart:
     """A step of a stream. The texts of all parts join to the result's text; a part may have none,
     while characters are incomplete or a stop string may be about to appear. The last part has no
-    token but the rest of the text and the `result`."""
+    token but the rest of the text and the `result`. `logprob` and `top_logprobs` are the token's,
+    if asked for."""
 
     text: str
     token: int | None

@@ -40,7 +40,7 @@ def scripted_storm(seconds, growth):
     both = scripted_llama(noise, before=lambda batch: both.runner.batches.clear())
     with both.llama as llm:
         check(storm(llm, ask, 30, seconds), llm, growth)
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def real_storm(seconds, growth):
