@@ -68,11 +68,13 @@ class PrefixIndex:
 
     def _longest(self, before: bytes, tokens: Sequence[int]) -> tuple[int, int]:
         """The block that begins with most of these tokens, and with how many."""
+        wanted = tuple(tokens)
         best, longest = -1, 0
-        for block in self._known(before, tokens):
-            n = n_common(self._entries[block].tokens, tokens)
-            if n > longest:
-                best, longest = block, n
+        for block in self._known(before, wanted):
+            held = self._entries[block].tokens
+            # Most share less than the best so far, which one comparison shows.
+            if held[: longest + 1] == wanted[: longest + 1]:
+                best, longest = block, n_common(held, wanted)
         return best, longest
 
     def _known(self, before: bytes, tokens: Sequence[int]) -> Sequence[int]:
@@ -89,11 +91,12 @@ class PrefixIndex:
 
     def beginnings(self, before: bytes, tokens: Sequence[int]) -> list[int]:
         """Blocks that hold some of these tokens and no others."""
-        held = {block: self._entries[block].tokens for block in self._known(before, tokens)}
+        wanted = tuple(tokens)
+        held = {block: self._entries[block].tokens for block in self._known(before, wanted)}
         return [
             block
             for block, some in held.items()
-            if len(some) < len(tokens) and n_common(some, tokens) == len(some)
+            if len(some) < len(wanted) and some == wanted[: len(some)]
         ]
 
     def add(self, block: int, before: bytes, tokens: Sequence[int], digest: bytes | None) -> None:

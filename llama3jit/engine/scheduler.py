@@ -145,8 +145,8 @@ class Scheduler:
         child.forked = tuple(parent.tokens[len(parent.request.tokens) :])
         child.chooser = parent.chooser.fork(child.request, child.seed)
         n_running = len(self.running)
-        held = bool(parent.block_table) and n_running < self._most
-        if held and self.cache.fork(parent, child, n_running):
+        free = bool(parent.block_table) and n_running < self._most and not self.waiting
+        if free and self.cache.fork(parent, child, n_running):
             self._run(child)
         else:
             self.waiting.append(child)
