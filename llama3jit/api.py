@@ -47,6 +47,7 @@ def load(
     chat_template: str | None = None,
     max_sequences: int = 8,
     on_overflow: OnOverflow = "error",
+    prefix_reuse: bool = True,
     progress: Progress | None = None,
 ) -> Llama:
     """Open a GGUF model, given by path or by the name of a pulled one.
@@ -58,8 +59,9 @@ def load(
     "q4_0" (about a quarter, and far less exact).  precision: "fast" (int8 activations) or "exact"
     (f32).  chat_template: jinja text, or the name of a built-in template, in place of the file's.
     max_sequences: how many calls from several threads run in one batch.  on_overflow: "error" or
-    "shift", for calls that do not say it; see Sampling.  progress: called with (done, total, name)
-    while kernels compile.
+    "shift", for calls that do not say it; see Sampling.  prefix_reuse: a prompt that begins as an
+    earlier one, or as what followed it, is read from where they part; the same text comes out.
+    progress: called with (done, total, name) while kernels compile.
 
     Raises ModelNotFoundError, ModelFormatError, UnsupportedError (an architecture or a tensor type,
     before anything large is read), MemoryLimitError, DeviceError, InvalidArgumentError.
@@ -79,6 +81,7 @@ def load(
             kv_dtype=kv_dtype,
             precision=precision,
             max_sequences=max_sequences,
+            prefix_reuse=prefix_reuse,
             progress=progress,
         )
     Background(import_sandbox).start()

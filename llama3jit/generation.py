@@ -84,6 +84,7 @@ class Generation:
                 admitted=handle.admitted,
                 token_times=[event.time for event in self.events],
                 prompt_tokens=len(self.request.tokens),
+                cached_tokens=handle.prefix_tokens,
             ),
             logprobs=(
                 [event.logprob or 0.0 for event in self.events]

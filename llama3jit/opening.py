@@ -40,8 +40,8 @@ class Identity:
     precision: str
 
 
-def open_model(path: Path, **options: Any) -> Opened:
-    """Load a model with the options of `open_runner`; raises as it does."""
+def open_model(path: Path, *, prefix_reuse: bool = True, **options: Any) -> Opened:
+    """Load a model with the options of `open_runner` and of Engine; raises as the former does."""
     from llama3jit.devices.choose import open_runner
     from llama3jit.files.fingerprint import fingerprint
     from llama3jit.files.gguf import open_gguf
@@ -66,7 +66,7 @@ def open_model(path: Path, **options: Any) -> Opened:
         raise
     from llama3jit.engine.engine import Engine
 
-    engine = Engine(runner, on_close=gguf.close)
+    engine = Engine(runner, on_close=gguf.close, prefix_reuse=prefix_reuse)
     return Opened(engine, ready, gguf.metadata, lambda: fingerprint(gguf))
 
 

@@ -14,8 +14,10 @@ class Stats:
     queue_s: float  # from the request to the start of its work
     ttft_s: float | None  # from the request to the first token
     total_s: float  # from the request to the last token
-    prefill_tokens_per_s: float | None  # prompt tokens over the time to the first token, unqueued
+    # Prompt tokens that were computed over the time to the first token, unqueued.
+    prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None  # the tokens after the first over their time
+    cached_tokens: int = 0  # prompt tokens that were in the cache already
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,17 +83,20 @@ def make_stats(
     admitted: float,
     token_times: list[float],
     prompt_tokens: int,
+    cached_tokens: int = 0,
 ) -> Stats:
     """The figures of a request from its times, all of one clock and in seconds."""
     first = token_times[0] if token_times else None
     last = token_times[-1] if token_times else admitted
+    n_read = prompt_tokens - cached_tokens
     return Stats(
         load_s=load_s,
         queue_s=admitted - submitted,
         ttft_s=None if first is None else first - submitted,
         total_s=last - submitted,
-        prefill_tokens_per_s=None if first is None else _rate(prompt_tokens, first - admitted),
+        prefill_tokens_per_s=None if first is None else _rate(n_read, first - admitted),
         decode_tokens_per_s=None if first is None else _rate(len(token_times) - 1, last - first),
+        cached_tokens=cached_tokens,
     )
 
 

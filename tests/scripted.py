@@ -99,6 +99,16 @@ class ScriptedRunner:
         ids = np.argsort(-logits, axis=1, kind="stable")[:, : self.n_leading].astype(np.int32)
         return Leading(ids, np.take_along_axis(logits, ids, axis=1))
 
+    def copy_block(self, source, target) -> None:
+        assert not self._busy.locked(), "a block is copied within a pass"
+        self._cache[target] = self._cache[source]
+
+    def read_block(self, block):
+        return self._cache[block].view(np.uint8).copy()
+
+    def write_block(self, block, data) -> None:
+        self._cache[block] = data.view(self._cache.dtype)
+
     def cancel(self) -> None:
         self.cancelled.set()
 

@@ -55,6 +55,12 @@ def test_chat_gives_the_reply_and_its_figures(make):
     assert result.logprobs is None
 
 
+def test_how_much_of_a_prompt_was_cached(make):
+    llm = make(noise)
+    cached = [llm.generate([BOS, 97, 98, 99, 100], max_tokens=2).stats for _ in range(2)]
+    assert [stats.cached_tokens for stats in cached] == [0, 4]
+
+
 def test_generate_takes_text_and_ids(make):
     llm = make(noise)
     by_text = llm.generate("abc", max_tokens=12, seed=3)

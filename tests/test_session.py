@@ -398,6 +398,17 @@ def test_an_empty_session_is_saved_too(make, tmp_path):
     assert make().load_session(tmp_path / "s").messages == []
 
 
+def test_a_session_goes_on_from_its_cache_here_and_where_it_is_loaded(make, tmp_path):
+    llm, other = make(), make()
+    session = llm.session()
+    session.say("a message of more than a block")
+    n_cached = session.n_tokens  # the reply was read whole before its end was chosen
+    session.save(tmp_path / "s")
+    again = other.load_session(tmp_path / "s")
+    for each in (session, again):
+        assert each.say("more").stats.cached_tokens == n_cached
+
+
 def test_blocks_of_the_cache_go_through_the_file(make, tmp_path, monkeypatch):
     llm = make()
     session = llm.session()

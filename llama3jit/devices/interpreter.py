@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from llama3jit import ops
 from llama3jit.devices import Leading, Limits
+from llama3jit.devices.blocks import copy_block, read_block, write_block
 from llama3jit.devices.capture import Arrays
 from llama3jit.devices.check import check_batch
 from llama3jit.errors import CancelledError, DeviceError
@@ -118,8 +119,7 @@ class Interpreter:
             value = row.operands[parameter.name]
             if isinstance(value, str):
                 array = arrays[value]
-                leading = array.shape[: len(parameter.dims) - 1]
-                # Not -1 for the last, which is no number where there are no rows.
+                leading = array.shape[: len(parameter.dims) - 1]  # -1 for the rest refuses 0 rows
                 array = array.reshape(*leading, prod(array.shape[len(leading) :]))
                 dims.update(zip(parameter.dims, array.shape, strict=True))
                 values.append(array)
@@ -135,6 +135,24 @@ class Interpreter:
     def leading(self, batch: Batch) -> Leading | None:
         """See Runner."""
         return None
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See Runner."""
+        copy_block(self._caches(), source, target)
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """See Runner."""
+        return read_block(self._caches(), block)
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """See Runner."""
+        write_block(self._caches(), block, data)
+
+    def _caches(self) -> list[NDArray[Any]]:
+        if not self._fixed:
+            raise DeviceError("the model is closed")
+        operands = self.plan.operands
+        return [self._fixed[name] for name, op in operands.items() if op.kind == "cache"]
 
     def begin(self) -> None:
         """See Runner."""

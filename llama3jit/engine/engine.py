@@ -6,10 +6,11 @@ import atexit
 import secrets
 import time
 import weakref
+from dataclasses import replace
 from queue import Empty
 from typing import TYPE_CHECKING
 
-from llama3jit.engine.core import Core
+from llama3jit.engine.core import POLL_S, Core
 from llama3jit.engine.params import check_bias_ids
 from llama3jit.engine.sequence import Finish, Request, SequenceState, TokenEvent
 from llama3jit.errors import InvalidArgumentError
@@ -19,20 +20,26 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from llama3jit.devices import Limits, Runner
+    from llama3jit.engine.counters import Counters
+    from llama3jit.engine.params import SamplingParams
     from llama3jit.engine.snapshot import CacheSnapshot
-
-_POLL_S = 0.5  # how often a waiting consumer looks whether the engine still lives
 
 
 class Engine:
     """Runs requests of any number of threads on one Runner, which it owns and closes.
 
     `on_close` is called once, after the runner is closed. An engine that nobody closes is closed
-    when it is collected or when the interpreter exits.
+    when it is collected or when the interpreter exits. `prefix_reuse`: what sequences leave in the
+    cache is not computed again for others that begin with the same tokens.
     """
 
-    def __init__(self, runner: Runner, on_close: Callable[[], None] | None = None) -> None:
-        self._core = Core(runner, on_close)
+    def __init__(
+        self,
+        runner: Runner,
+        on_close: Callable[[], None] | None = None,
+        prefix_reuse: bool = True,
+    ) -> None:
+        self._core = Core(runner, on_close, prefix_reuse)
         self._core.thread.start()
         self._finalizer = weakref.finalize(self, self._core.close)
         # Not by the finalizer: exit handlers run last in, first out, and this one has to run before
@@ -59,6 +66,11 @@ class Engine:
     def n_ctx(self) -> int:
         """Tokens that one sequence may hold."""
         return self._core.scheduler.n_ctx
+
+    @property
+    def counters(self) -> Counters:
+        """What was done so far, and what there is now."""
+        return self._core.scheduler.counters
 
     def check(self, request: Request) -> None:
         """Raise what `submit` would raise, without submitting: InvalidArgumentError for ids outside
@@ -90,16 +102,41 @@ class Engine:
 
         return names_of(self._core.runner)
 
-    def save_cache(self, tokens: Sequence[int]) -> CacheSnapshot:
-        """What the cache holds of these tokens, from position 0 on."""
-        from llama3jit.engine.snapshot import CacheSnapshot
+    def fork(self, handle: Handle, params: SamplingParams, seed: int | None = None) -> Handle:
+        """A sequence that is under way goes on twice: the new one has its tokens so far and what
+        is in the cache of them, and chooses on its own, by these parameters. max_tokens counts from
+        the prompt on. The new handle gives what comes after the fork; `forked_tokens` are those
+        before. Waits for the pass that is running. seed: None takes that of `params`, or draws one.
 
-        self._core.check_alive()
-        return CacheSnapshot((), ())
+        Raises InvalidArgumentError when the sequence is over or is not one to generate from, or
+        has max_tokens already; and as `check` does.
+        """
+        check_bias_ids(params, self.limits.vocab_size)
+        seed = params.seed if seed is None else seed
+        parent = handle._sequence
+        request = replace(parent.request, params=params)
+        child = SequenceState(
+            request=request,
+            seed=secrets.randbits(32) if seed is None else int(seed),
+            submitted=time.perf_counter(),
+            tokens=[],
+            capacity=self._capacity(request),
+            visited=0,
+        )
+        forked = Handle(self, self._core, child)  # cancelled with it, should the wait be broken off
+        self._core.call(lambda: self._core.scheduler.fork(parent, child))
+        return forked
+
+    def save_cache(self, tokens: Sequence[int]) -> CacheSnapshot:
+        """What the cache holds of these tokens, from position 0 on; nothing without prefix_reuse.
+        Waits for the pass that is running."""
+        return self._core.call(lambda: self._core.scheduler.save_cache(tokens))
 
     def load_cache(self, snapshot: CacheSnapshot) -> None:
-        """Put blocks back."""
-        self._core.check_alive()
+        """Put blocks back, as many as no sequence needs, to be found by what begins with these
+        tokens. Waits as save_cache does; nothing happens without prefix_reuse. Raises
+        InvalidArgumentError for blocks of another size, or not as many as the tokens fill."""
+        self._core.call(lambda: self._core.scheduler.cache.load(snapshot))
 
     def close(self) -> None:
         """Cancel what runs, end the thread, close the runner. May be called twice, by any thread;
@@ -147,10 +184,20 @@ class Handle:
         """The same clock's when its work began; 0.0 before."""
         return self._sequence.admitted
 
+    @property
+    def prefix_tokens(self) -> int:
+        """How many tokens of the prompt were in the cache already."""
+        return self._sequence.prefix_tokens
+
+    @property
+    def forked_tokens(self) -> tuple[int, ...]:
+        """What was generated before this was forked from another, if it was."""
+        return self._sequence.forked
+
     def __iter__(self) -> Iterator[TokenEvent]:
         while self.finish is None:
             try:
-                event = self._sequence.events.get(timeout=_POLL_S)
+                event = self._sequence.events.get(timeout=POLL_S)
             except Empty:
                 self._core.check_waiting(self._sequence)
                 continue

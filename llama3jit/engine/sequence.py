@@ -85,9 +85,12 @@ class SequenceState:
     capacity: int  # tokens at which generation ends
     visited: int  # positions before this one have been visited, or need not be
     computed: int = 0  # tokens whose keys and values are in the cache
+    prefix_tokens: int = 0  # of the prompt, that were there when it was admitted
     admitted: float = 0.0  # when it first ran
     block_table: list[int] = field(default_factory=list)
     block_row: NDArray[np.int32] = field(default_factory=lambda: np.zeros((1, 0), np.int32))
+    digests: list[bytes] = field(default_factory=list)  # of the first full blocks; see PrefixIndex
+    forked: tuple[int, ...] = ()  # what was generated before a fork
     cancelled: bool = False  # set by any thread, read by the engine's
     events: SimpleQueue[Any] = field(default_factory=SimpleQueue)  # TokenEvent ..., Finish
     listener: Callable[[], None] | None = None  # called, and soon over, when there is an event

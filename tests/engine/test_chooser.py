@@ -315,13 +315,11 @@ def test_a_seed_gives_the_same_tokens_whatever_else_runs():
         engine.close()
     assert all(len(tokens) == 30 for tokens in alone)
     tight = LIMITS.__class__(**{**vars_of(LIMITS), "n_blocks": 2 * 9})
-    runner = ScriptedRunner(noise, tight)
-    engine = Engine(runner)
+    engine = Engine(ScriptedRunner(noise, tight))
     handles = [engine.submit(request) for request in requests]
     assert [[event.token for event in handle] for handle in handles] == alone
+    assert engine.counters.preemptions > 0
     engine.close()
-    computed = sum(len(batch.tokens) for batch in runner.batches)
-    assert computed > len(requests) * 32 + 30  # some were computed again
 
 
 def vars_of(limits):

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import WALKER
 from llama3jit.devices import Leading, Limits
+from llama3jit.devices.blocks import copy_block, read_block, write_block
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
 from llama3jit.devices.cpu.assemble import BARRIER, Dims, assemble, split_words
@@ -182,6 +183,24 @@ class CpuRunner:
     def leading(self, batch: Batch) -> Leading | None:
         """See Runner."""
         return None
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See Runner."""
+        copy_block(self._caches(), source, target)
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """See Runner."""
+        return read_block(self._caches(), block)
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """See Runner."""
+        write_block(self._caches(), block, data)
+
+    def _caches(self) -> list[NDArray[Any]]:
+        if self.pool is None:
+            raise DeviceError("the model is closed")
+        operands = self.lowered.operands
+        return [self._arrays[name] for name, op in operands.items() if op.kind == "cache"]
 
     def begin(self) -> None:
         """See Runner."""
