@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llama3jit.engine.counters import Counters
     from llama3jit.engine.engine import Engine
     from llama3jit.generation import AsyncParts, Parts
     from llama3jit.openai import chat as chats
@@ -192,6 +193,11 @@ class Llama:
     def memory(self) -> dict[str, int]:
         """Bytes that the model takes there, by use."""
         return self._engine.memory
+
+    @property
+    def counters(self) -> Counters:
+        """What was done since the model was opened, and how full its cache is."""
+        return self._engine.counters
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -59,6 +59,8 @@ def test_how_much_of_a_prompt_was_cached(make):
     llm = make(noise)
     cached = [llm.generate([BOS, 97, 98, 99, 100], max_tokens=2).stats for _ in range(2)]
     assert [stats.cached_tokens for stats in cached] == [0, 4]
+    found = llm.counters
+    assert (found.prefix_tokens, found.finished, found.running) == (4, 2, 0)
 
 
 def test_generate_takes_text_and_ids(make):

@@ -73,6 +73,7 @@ class Options(TypedDict, total=False):
     chat_template: str | None
     max_sequences: int
     on_overflow: OnOverflow
+    prefix_reuse: bool
     progress: Progress | None
 
 
@@ -85,6 +86,7 @@ OURS = (
     "chat_template",
     "max_sequences",
     "on_overflow",
+    "prefix_reuse",
     "progress",
 )
 # None of these changes what is computed: name -> what there is instead.

@@ -1,5 +1,7 @@
 """Llama(model_path, ...) and Llama.from_pretrained: llama-cpp-python's arguments, each by name."""
 
+import inspect
+
 import pytest
 from hub_server import pointing_at
 from test_load import byte_vocabulary
@@ -58,6 +60,7 @@ def path(tmp_path_factory):
 
 def test_every_argument_of_llama_cpp_python_is_known():
     assert set(Options.__annotations__) == {*PARAMETERS.split(), *OURS}
+    assert {*OURS} == {*inspect.signature(llama3jit.load).parameters} - {"path_or_name", "n_ctx"}
 
 
 @pytest.mark.parametrize("name", REFUSED)
