@@ -1,14 +1,16 @@
 """Caches that are saved and put back, and sequences that go on twice."""
 
+import dataclasses
 import threading
 import time
 
 import pytest
-from scripted import END, LIMITS, noise
+from scripted import END, LIMITS, ScriptedRunner, noise
 from test_engine import expected, wait_for
 from test_prefix import ids, make, params_of, run
 
-from llama3jit.engine.sequence import Request, SamplingParams
+from llama3jit.engine.cache import KvCache
+from llama3jit.engine.sequence import Request, SamplingParams, SequenceState
 from llama3jit.engine.snapshot import CacheSnapshot
 from llama3jit.errors import DeviceError, InvalidArgumentError
 
@@ -102,6 +104,61 @@ def test_a_write_that_fails_leaves_no_block_behind(make):
     other.close()
     with pytest.raises(DeviceError, match="closed"):
         other.save_cache([1])
+
+
+def test_loading_does_not_evict_what_is_loaded_already(make):
+    engine, small = make(), make(n_blocks=5, n_ctx=20)
+    run(engine, ids(20), 1)
+    run(small, ids(4), 1)
+    run(small, ids(16, 1), 1)  # now the block of the first is the oldest
+    small.load_cache(engine.save_cache(ids(20)))
+    assert run(small, ids(19), 1) == 16
+
+
+def of_blocks(n_blocks):
+    return KvCache(ScriptedRunner(noise, dataclasses.replace(LIMITS, n_blocks=n_blocks)), True)
+
+
+def taken(cache, tokens):
+    """A sequence that has blocks, and how many of its tokens were found."""
+    sequence = SequenceState(Request(tokens), 0, 0.0, tokens, LIMITS.n_ctx, 0)
+    assert cache.take(sequence, len(tokens) - 1, 0)
+    found, sequence.computed = sequence.computed, len(tokens)
+    return sequence, found
+
+
+def test_of_two_that_hold_the_same_the_second_is_found_when_the_first_is_gone():
+    cache = of_blocks(4)
+    (first, _), (second, found) = taken(cache, ids(8)), taken(cache, ids(8))
+    assert found == 0
+    cache.note(first)
+    cache.note(second)
+    cache.release(first, keep=True)
+    other, _ = taken(cache, ids(8, 1))  # takes the blocks of the first
+    cache.release(second, keep=True)
+    cache.release(other, keep=False)
+    assert taken(cache, ids(8))[1] == 7
+
+
+def test_what_holds_the_same_counts_as_used_by_both():
+    cache = of_blocks(6)
+    (first, _), (second, _), (other, _) = (taken(cache, t) for t in (ids(8), ids(8), ids(4, 1)))
+    for sequence in (first, other, second):
+        cache.release(sequence, keep=True)
+    assert cache.pool.n_cached == 3
+    taken(cache, ids(15, 2))  # three free blocks, and the oldest
+    assert list(cache.save(ids(8)).tokens) == ids(8)
+    assert list(cache.save(ids(4, 1)).tokens) == []
+
+
+def test_a_part_that_another_block_holds_too_is_given_up(make):
+    engine = make()
+    run(engine, ids(6), 1)
+    assert engine.counters.blocks_cached == 2
+    run(engine, ids(16), 1)
+    assert engine.counters.blocks_cached == 4
+    run(engine, ids(7), 1)
+    assert engine.counters.blocks_cached == 4
 
 
 def held_up(make, at, **changes):
