@@ -36,7 +36,7 @@ from llama3jit.engine.sampler import logprob
 from llama3jit.engine.sequence import Visit
 from llama3jit.errors import Llama3JitError
 from llama3jit.files.store import resolve
-from llama3jit.scoring import score_tokens
+from llama3jit.scoring import score_tokens, show_logits
 
 HERE = Path(__file__).parent
 TEXT = HERE / "perplexity.txt"
@@ -83,7 +83,7 @@ def ours(path: Path, mode: str, n_ctx: int, threads: int) -> tuple[Losses, list[
                 pairs = zip(rows, window[first + 1 :], strict=False)
                 losses.extend(-logprob(row, token) for row, token in pairs)
 
-            llama._visit(window, both, begin)
+            show_logits(llama._engine, window, both, begin)
 
         score = score_tokens(ids, n_ctx, run)
     assert math.isclose(score.nll, math.fsum(losses))

@@ -14,9 +14,9 @@ from machine import Machine
 from numpy.typing import NDArray
 
 from llama3jit import ops
+from llama3jit.devices.cpu.assemble import split_words
 from llama3jit.devices.cpu.lower import Lowered
 from llama3jit.devices.cpu.runner import CpuRunner
-from llama3jit.devices.cpu.timing import split_words
 from llama3jit.devices.work import sizes_of_batch, sizes_text
 from llama3jit.devices.work import work_of as least_work
 from llama3jit.model.batch import Batch

@@ -1,6 +1,7 @@
 """Rewrites the generated parts of docs/: `make docs`. With --check, only says whether they differ.
 
-A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
+A part stands between `<!-- generated: NAME -->` or `<!-- generated: NAME ARGUMENT -->` and
+`<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -8,11 +9,12 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 DOCS = Path(__file__).parent
-PART = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+PART = re.compile(r"(<!-- generated: (\w+)(?: (\w+))? -->\n).*?(<!-- end -->)", re.DOTALL)
 HEAD_ROWS, TAIL_ROWS = 19, 12  # lines shown of a plan: to the end of the first layer, and the end
 
 
@@ -39,16 +41,12 @@ def cell(text: str | None) -> str:
     return " ".join((text or "").split()).replace("|", "\\|")
 
 
-def command_parts() -> str:
-    """A section a command: what it does, and a table of what it takes."""
-    lines = []
-    for name, command in commands().items():
-        lines += [f"## {name}", "", command.help.strip(), ""]
-        lines += ["| argument or option | meaning |", "| --- | --- |"]
-        for parameter in command.params:
-            lines.append(f"| {cell(usage(parameter))} | {cell(parameter.help)} |")
-        lines.append("")
-    return "\n".join(lines)
+def command_part(name: str) -> str:
+    """What a command does, and a table of what it takes."""
+    command = commands()[name]
+    lines = [command.help.strip(), "", "| argument or option | meaning |", "| --- | --- |"]
+    lines += [f"| {cell(usage(each))} | {cell(each.help)} |" for each in command.params]
+    return "\n".join(lines) + "\n"
 
 
 def variable_table() -> str:
@@ -108,8 +106,8 @@ def format_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-WRITERS = {
-    "commands": command_parts,
+WRITERS: dict[str, Callable[..., str | None]] = {
+    "command": command_part,
     "variables": variable_table,
     "plan": plan_table,
     "formats": format_table,
@@ -120,8 +118,8 @@ def rewritten(text: str) -> str:
     """A page with its generated parts made anew; a part that cannot be made stays."""
 
     def part(match: re.Match[str]) -> str:
-        made = WRITERS[match[2]]()
-        return match[0] if made is None else match[1] + made + match[3]
+        made = WRITERS[match[2]](*filter(None, [match[3]]))
+        return match[0] if made is None else match[1] + made + match[4]
 
     return PART.sub(part, text)
 

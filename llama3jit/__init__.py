@@ -17,10 +17,18 @@ from llama3jit.version import __version__
 if TYPE_CHECKING:
     from llama3jit.api import Llama, load
     from llama3jit.errors import Llama3JitError
+    from llama3jit.openai.grammar import LlamaGrammar
+    from llama3jit.session import Session
 
-__all__ = ["Llama", "Llama3JitError", "__version__", "load"]
+__all__ = ["Llama", "Llama3JitError", "LlamaGrammar", "Session", "__version__", "load"]
 
-_HOMES = {"Llama": "llama3jit.api", "load": "llama3jit.api", "Llama3JitError": "llama3jit.errors"}
+_HOMES = {
+    "Llama": "llama3jit.api",
+    "load": "llama3jit.api",
+    "Llama3JitError": "llama3jit.errors",
+    "LlamaGrammar": "llama3jit.openai.grammar",
+    "Session": "llama3jit.session",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -3,33 +3,38 @@
 from __future__ import annotations
 
 import time
-from functools import cached_property
-from importlib import import_module
-from typing import TYPE_CHECKING, Any, Unpack
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
-from llama3jit.arguments import Messages, Progress, Prompt, Sampling, as_ids, split_sampling
+from llama3jit.arguments import Messages, OnOverflow, Progress, Prompt, Sampling, as_ids
 from llama3jit.background import Background, uncollected
-from llama3jit.errors import InvalidArgumentError, ModelFormatError
-from llama3jit.results import Result, Score, StreamPart, make_stats
-from llama3jit.scoring import score_tokens
+from llama3jit.deferred import Deferred
+from llama3jit.errors import InvalidArgumentError
+from llama3jit.generation import async_last, chat_generation, last, text_generation
+from llama3jit.openai.defaults import Defaults, Pooling
+from llama3jit.opening import Identity, import_sandbox, open_model
+from llama3jit.overflow import check_overflow
+from llama3jit.results import Result, Score
+from llama3jit.scoring import all_logits, score_tokens, show_logits
 
 if TYPE_CHECKING:
-    from collections.abc import Generator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
+    from os import PathLike
     from pathlib import Path
     from types import TracebackType
 
     import numpy as np
     from numpy.typing import NDArray
 
+    from llama3jit.engine.counters import Counters
     from llama3jit.engine.engine import Engine
-    from llama3jit.engine.sequence import Request, TokenEvent, Visit
+    from llama3jit.generation import AsyncParts, Parts
+    from llama3jit.openai import chat as chats
+    from llama3jit.openai import completion, embedding
+    from llama3jit.openai.options import Options
+    from llama3jit.session import Session
     from llama3jit.text.chat import ChatTemplate
-    from llama3jit.text.streaming import TextStream
     from llama3jit.text.tokenizer import Tokenizer
-
-    Parts = Generator[StreamPart, None, None]
-
-IDLE_S = 0.2  # after loading; a program that has a prompt ready has begun with it by then
 
 
 def load(
@@ -42,6 +47,8 @@ def load(
     *,
     chat_template: str | None = None,
     max_sequences: int = 8,
+    on_overflow: OnOverflow = "error",
+    prefix_reuse: bool = True,
     progress: Progress | None = None,
 ) -> Llama:
     """Open a GGUF model, given by path or by the name of a pulled one.
@@ -52,8 +59,10 @@ def load(
     kv_dtype: of the cache of keys and values, "f16", "f32", "q8_0" (about half the bytes of f16) or
     "q4_0" (about a quarter, and far less exact).  precision: "fast" (int8 activations) or "exact"
     (f32).  chat_template: jinja text, or the name of a built-in template, in place of the file's.
-    max_sequences: how many calls from several threads run in one batch.  progress: called with
-    (done, total, name) while kernels compile.
+    max_sequences: how many calls from several threads run in one batch.  on_overflow: "error" or
+    "shift", for calls that do not say it; see Sampling.  prefix_reuse: a prompt that begins as an
+    earlier one, or as what followed it, is read from where they part; the same text comes out.
+    progress: called with (done, total, name) while kernels compile.
 
     Raises ModelNotFoundError, ModelFormatError, UnsupportedError (an architecture or a tensor type,
     before anything large is read), MemoryLimitError, DeviceError, InvalidArgumentError.
@@ -63,8 +72,9 @@ def load(
     began = time.perf_counter()
     if progress is not None and not callable(progress):
         raise InvalidArgumentError(f"progress is {progress!r:.60}; expected a function")
+    check_overflow(on_overflow)
     with uncollected():
-        engine, tokenizer, metadata = _open(
+        opened = open_model(
             resolve(path_or_name),
             device=device,
             n_ctx=n_ctx,
@@ -72,75 +82,97 @@ def load(
             kv_dtype=kv_dtype,
             precision=precision,
             max_sequences=max_sequences,
+            prefix_reuse=prefix_reuse,
             progress=progress,
         )
-    Background(_import_sandbox).start()
-    return Llama(engine, tokenizer, metadata, chat_template, time.perf_counter() - began)
-
-
-def _open(path: Path, **options: Any) -> tuple[Engine, Tokenizer, Mapping[str, Any]]:
-    from llama3jit.devices.choose import open_runner
-    from llama3jit.files.gguf import open_gguf
-    from llama3jit.model.config import read_config
-    from llama3jit.text.tokenizer import load_tokenizer
-
-    gguf = open_gguf(path)
-    # It takes long and needs none of the weights; before these are packed, two threads would only
-    # wait for each other's turn at the interpreter.
-    tokenizer: Background[Tokenizer] = Background(lambda: load_tokenizer(gguf.metadata))
-    runner = None
-    try:
-        config = read_config(gguf)
-        runner = open_runner(gguf, config, meanwhile=tokenizer.start, **options)
-        ready = tokenizer.result()
-        _check_vocabulary(ready.vocab_size, config.vocab_size)
-    except BaseException:
-        if runner is not None:
-            runner.close()
-        tokenizer.join()
-        gguf.close()
-        raise
-    from llama3jit.engine.engine import Engine
-
-    return Engine(runner, on_close=gguf.close), ready, gguf.metadata
-
-
-def _import_sandbox() -> None:
-    """Import jinja2, which the first chat would wait for; later than a prompt that is there now."""
-    time.sleep(IDLE_S)
-    import_module("llama3jit.text.sandbox")
-
-
-def _check_vocabulary(tokens: int, embeddings: int) -> None:
-    if tokens != embeddings:
-        raise ModelFormatError(
-            f"tokenizer.ggml.tokens has {tokens} tokens, and token_embd.weight has rows for "
-            f"{embeddings}: the vocabulary and the weights are not of one model; convert it again"
-        )
+    Background(import_sandbox).start()
+    identity = Identity(opened.fingerprint, kv_dtype, precision)
+    return Llama._of(
+        opened.engine,
+        opened.tokenizer,
+        opened.metadata,
+        chat_template,
+        time.perf_counter() - began,
+        on_overflow=on_overflow,
+        identity=identity,
+        defaults=Defaults(model=str(path_or_name)),
+    )
 
 
 class Llama:
-    """An open model; `load` makes it. All methods may be called from several threads at once: the
-    calls share the forward passes, and each gives the text that it would give alone.
+    """An open model; `load` makes it, and so does `Llama(model_path, ...)`, with llama-cpp-python's
+    arguments: docs/openai.md says which have a meaning here. All methods may be called from several
+    threads and several event loops at once: the calls share the forward passes, and each gives the
+    text that it would give alone.
 
     Close it, or use it in a `with`, to free its memory; a call that is under way in another thread
-    then raises CancelledError. After a fork, the child's calls raise DeviceError.
+    or task then raises CancelledError. After a fork, the child's calls raise DeviceError.
     """
 
-    def __init__(
-        self,
+    _engine: Engine
+    _tokenizer: Tokenizer
+    _metadata: Mapping[str, Any]
+    _template_source: str | None
+    _load_s: float
+    _on_overflow: OnOverflow
+    _identity: Identity
+    _defaults: Defaults
+
+    def __init__(self, model_path: str | Path, **options: Unpack[Options]) -> None:
+        """Open a model as llama-cpp-python does: on the CPU unless n_gpu_layers is given, with 512
+        tokens of context unless n_ctx is. Raises as `load` does, and InvalidArgumentError for
+        arguments that have no meaning here and would change what is computed."""
+        from llama3jit.openai.options import check_device, load_options
+
+        ours, defaults = load_options(model_path, options)
+        vars(self).update(vars(load(model_path, **ours)), _defaults=defaults)
+        check_device(self.device, options)
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        repo_id: str,
+        filename: str,
+        additional_files: Sequence[str] | None = None,
+        local_dir: str | PathLike[str] | None = None,
+        local_dir_use_symlinks: bool | str = "auto",
+        cache_dir: str | PathLike[str] | None = None,
+        **options: Unpack[Options],
+    ) -> Self:
+        """Pull a file of a repository of the Hugging Face hub, unless it is here, and open it.
+
+        filename: its name, or a pattern that only it matches, as in "*Q8_0.gguf".  local_dir,
+        cache_dir: fetch it there, in huggingface_hub's way, and not into the store.  The other
+        shards of a model and additional_files come with it, into huggingface_hub's cache.
+        local_dir_use_symlinks has no effect, as in huggingface_hub. Raises DownloadError."""
+        from llama3jit.openai.hub import fetch
+
+        path = fetch(repo_id, filename, additional_files or (), local_dir, cache_dir)
+        return cls(path, **options)
+
+    @classmethod
+    def _of(
+        cls,
         engine: Engine,
         tokenizer: Tokenizer,
         metadata: Mapping[str, Any],
         chat_template: str | None = None,
         load_s: float = 0.0,
-    ) -> None:
+        *,
+        on_overflow: OnOverflow = "error",
+        identity: Identity | None = None,
+        defaults: Defaults | None = None,
+    ) -> Self:
+        self = cls.__new__(cls)
         self._engine = engine
         self._tokenizer = tokenizer
         self._metadata = metadata
         self._template_source = chat_template
         self._load_s = load_s
-        self._end_ids = frozenset(tokenizer.end_ids)
+        self._on_overflow = on_overflow
+        self._identity = identity or Identity(str, "", "")
+        self._defaults = defaults or Defaults()
+        return self
 
     @property
     def n_ctx(self) -> int:
@@ -152,6 +184,32 @@ class Llama:
         """The width of a row of logits."""
         return self._engine.limits.vocab_size
 
+    @property
+    def device(self) -> str:
+        """Where the model runs: "cpu", "cuda:0", "reference"."""
+        return self._engine.device
+
+    @property
+    def memory(self) -> dict[str, int]:
+        """Bytes that the model takes there, by use."""
+        return self._engine.memory
+
+    @property
+    def counters(self) -> Counters:
+        """What was done since the model was opened, and how full its cache is."""
+        return self._engine.counters
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """What the model file says of itself: "general.name" and the like."""
+        return self._metadata
+
+    @property
+    def chat_template(self) -> str:
+        """The chat template that is used, jinja text; "" if there is none."""
+        sources = self._template.sources
+        return sources.get("default") or next(iter(sources.values()), "")
+
     def generate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Result:
         """Continue a text, or token ids (used as they are, with no BOS added); see Sampling.
 
@@ -159,22 +217,71 @@ class Llama:
         when the prompt does not fit in the context, and NumericsError when the logits are not
         finite. KeyboardInterrupt ends the work in the middle of the prompt too.
         """
-        return _last(self.stream(prompt, **sampling))
+        return last(self.stream(prompt, **sampling))
 
     def stream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Parts:
         """Like generate, as it goes: a part for each token, and a last one with the result. Wrong
         arguments and prompts raise at once; work begins with the first part asked for. Closing the
         iterator cancels the rest."""
-        return self._stream(self._prompt_ids(prompt), sampling, continues=True)
+        return text_generation(self, prompt, sampling).parts()
+
+    async def agenerate(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> Result:
+        """Like generate, in an event loop, which is held up only while the prompt is tokenized.
+        Cancelling the task cancels the work within a step."""
+        return await async_last(self.astream(prompt, **sampling))
+
+    def astream(self, prompt: Prompt, **sampling: Unpack[Sampling]) -> AsyncParts:
+        """Like stream, for `async for`. Leaving the loop, or cancelling the task, cancels the rest;
+        one who keeps the iterator calls its aclose()."""
+        return text_generation(self, prompt, sampling).async_parts()
 
     def chat(self, messages: Messages, **sampling: Unpack[Sampling]) -> Result:
         """Answer a conversation, [{"role": "user", "content": ...}, ...], by its chat template;
         like generate otherwise. Raises TemplateError when there is no template or it refuses."""
-        return _last(self.stream_chat(messages, **sampling))
+        return last(self.stream_chat(messages, **sampling))
 
     def stream_chat(self, messages: Messages, **sampling: Unpack[Sampling]) -> Parts:
         """Like chat, as it goes; see stream."""
-        return self._stream(list(self._template.encode(messages)), sampling, continues=False)
+        return chat_generation(self, messages, sampling).parts()
+
+    async def achat(self, messages: Messages, **sampling: Unpack[Sampling]) -> Result:
+        """Like chat, in an event loop; see agenerate."""
+        return await async_last(self.astream_chat(messages, **sampling))
+
+    def astream_chat(self, messages: Messages, **sampling: Unpack[Sampling]) -> AsyncParts:
+        """Like stream_chat, for `async for`; see astream."""
+        return chat_generation(self, messages, sampling).async_parts()
+
+    if TYPE_CHECKING:
+        create_completion = completion.create_completion
+        __call__ = completion.create_completion
+        create_chat_completion = chats.create_chat_completion
+        create_chat_completion_openai_v1 = chats.create_chat_completion_openai_v1
+        create_embedding = embedding.create_embedding
+    else:
+        create_completion = Deferred("llama3jit.openai.completion", "create_completion")
+        __call__ = create_completion
+        create_chat_completion = Deferred("llama3jit.openai.chat", "create_chat_completion")
+        create_chat_completion_openai_v1 = Deferred(
+            "llama3jit.openai.chat", "create_chat_completion_openai_v1"
+        )
+        create_embedding = Deferred("llama3jit.openai.embedding", "create_embedding")
+
+    def session(
+        self, system: str | None = None, *, messages: Messages = (), **sampling: Unpack[Sampling]
+    ) -> Session:
+        """A conversation that remembers its turns, after a system prompt and `messages`, if any;
+        `sampling` is for all turns that do not say otherwise."""
+        from llama3jit.session import new_session
+
+        return new_session(self, system, messages, sampling)
+
+    def load_session(self, path: str | PathLike[str], **sampling: Unpack[Sampling]) -> Session:
+        """Go on with a session that was saved; `sampling` goes before what was saved of it. Raises
+        SessionError for a file that is broken, or not of this model, kv_dtype and precision."""
+        from llama3jit.session_file import read_session
+
+        return read_session(path, self, sampling)
 
     def tokenize(
         self, text: str, add_bos: bool | None = None, parse_special: bool = False
@@ -187,29 +294,61 @@ class Llama:
         """The text of ids; incomplete UTF-8 becomes U+FFFD."""
         return self._tokenizer.decode(as_ids(ids), skip_special=skip_special)
 
-    def logits(self, ids: Sequence[int]) -> NDArray[np.float32]:
-        """Logits [T, vocab_size] f32 after each of T ids (no BOS is added). T * vocab_size * 4
-        bytes: `score` does without."""
-        import numpy as np
+    def render_chat(self, messages: Messages) -> str:
+        """The prompt that chat makes of a conversation, as text. Raises TemplateError."""
+        return self._template.render(messages)
 
-        tokens = as_ids(ids)
-        self._engine.check(_visit_request(tokens, _ignore))
-        out = np.empty((len(tokens), self.vocab_size), np.float32)
+    def tokenize_chat(self, messages: Messages) -> list[int]:
+        """The ids of that prompt; special tokens written in messages stay text."""
+        return list(self._template.encode(messages))
 
-        def keep(first: int, rows: NDArray[np.float32]) -> None:
-            out[first : first + len(rows)] = rows
+    def logits(self, ids: Sequence[int], first: int = 0) -> NDArray[np.float32]:
+        """Logits [T - first, vocab_size] f32 after each of T ids but the `first` ones (no BOS is
+        added). (T - first) * vocab_size * 4 bytes: `score` does without."""
+        return all_logits(self._engine, as_ids(ids), first)
 
-        self._visit(tokens, keep)
-        return out
-
-    def score(self, text: Prompt) -> Score:
-        """How well the model predicts a text, or token ids.
+    def score(self, text: Prompt, per_token: bool = False) -> Score:
+        """How well the model predicts a text, or token ids; with `per_token` each token's logprob.
 
         What is longer than the context is read in windows of n_ctx tokens that overlap by half: a
         token is scored once, in the first window that holds it, so that it has at least n_ctx / 2
         tokens before it (fewer in the first window). Nothing of size T * vocab_size is held.
         """
-        return score_tokens(self._prompt_ids(text), self.n_ctx, self._visit)
+        return score_tokens(
+            self._prompt_ids(text), self.n_ctx, partial(show_logits, self._engine), per_token
+        )
+
+    def embed(
+        self,
+        texts: Prompt | Sequence[Prompt],
+        pooling: Pooling | None = None,
+        normalize: bool = False,
+    ) -> NDArray[np.float32] | list[NDArray[np.float32]]:
+        """Vectors of what the model's last layer makes of a text, normalised as its head reads it:
+        float32 [n_embd], and of several texts [texts, n_embd].
+
+        pooling: "mean" over the text's tokens, "last" or "first" of them, or "none": [tokens,
+        n_embd] of each, in a list. None does as the model was opened, "mean" by `load`. normalize:
+        to length 1. Raises UnsupportedError on devices other than "cpu" and "reference",
+        ContextOverflowError for a text that is too long.
+        """
+        from llama3jit.embedding import embed
+
+        return embed(self, texts, pooling, normalize)
+
+    def forward(
+        self, ids: Prompt, capture: str | Sequence[str] = ("logits",)
+    ) -> dict[str, NDArray[np.float32]]:
+        """What the model computes on its way over T tokens, by name: float32 arrays. `*` in a name
+        stands for anything: "blk.3.attn_probs", "blk.*.resid", "result_norm", "logits".
+
+        docs/python.md has all names and shapes. A pattern that matches none raises
+        InvalidArgumentError with those there are; devices other than "cpu" and "reference" raise
+        UnsupportedError. Generation is as fast as ever.
+        """
+        from llama3jit.capture import captured
+
+        return captured(self, ids, capture)
 
     def close(self) -> None:
         """Free the model; may be called twice."""
@@ -236,71 +375,3 @@ class Llama:
         if isinstance(prompt, str):
             return list(self._tokenizer.encode(prompt, add_eos=False))
         return as_ids(prompt)
-
-    def _stream(self, tokens: list[int], sampling: Sampling, continues: bool) -> Parts:
-        from llama3jit.engine.sequence import Request
-        from llama3jit.text.streaming import TextStream
-
-        params, stop = split_sampling(sampling)
-        request = Request(tokens, params, self._end_ids)
-        self._engine.check(request)
-        return self._parts(request, TextStream(self._tokenizer, stop, continues=continues))
-
-    def _parts(self, request: Request, text: TextStream) -> Parts:
-        texts: list[str] = []
-        events: list[TokenEvent] = []
-        handle = self._engine.submit(request)
-        try:
-            for event in handle:
-                events.append(event)
-                texts.append(text.push(event.token))
-                yield StreamPart(texts[-1], event.token)
-                if text.stopped:
-                    break
-        finally:
-            handle.cancel()
-        texts.append(text.finish())
-        by_length = handle.finish is not None and handle.finish.reason == "length"
-        result = Result(
-            text="".join(texts),
-            tokens=[event.token for event in events],
-            finish_reason="length" if by_length and not text.stopped else "stop",
-            prompt_tokens=len(request.tokens),
-            completion_tokens=len(events),
-            seed=handle.seed,
-            stats=make_stats(
-                load_s=self._load_s,
-                submitted=handle.submitted,
-                admitted=handle.admitted,
-                token_times=[event.time for event in events],
-                prompt_tokens=len(request.tokens),
-            ),
-            logprobs=[e.logprob or 0.0 for e in events] if request.params.logprobs else None,
-        )
-        yield StreamPart(texts[-1], None, result)
-
-    def _visit(self, tokens: list[int], visit: Visit, visit_from: int = 0) -> None:
-        handle = self._engine.submit(_visit_request(tokens, visit, visit_from))
-        try:
-            for _ in handle:
-                pass
-        finally:
-            handle.cancel()
-
-
-def _visit_request(tokens: list[int], visit: Visit, visit_from: int = 0) -> Request:
-    from llama3jit.engine.sequence import Request
-
-    return Request(tokens, visit=visit, visit_from=visit_from)
-
-
-def _ignore(first: int, rows: NDArray[np.float32]) -> None:
-    return None
-
-
-def _last(parts: Parts) -> Result:
-    result: Result | None = None
-    for part in parts:
-        result = part.result
-    assert result is not None
-    return result

@@ -1,4 +1,5 @@
-"""Loading in a short time: work in a thread whose result is wanted later, no garbage collection."""
+"""Work in threads: a result that is wanted later, many results in the order of what they are for;
+and loading without garbage collection."""
 
 from __future__ import annotations
 
@@ -8,8 +9,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 
@@ -68,3 +70,42 @@ class Background(Generic[T]):
             self._error = error
         finally:
             self._done.set()
+
+
+def in_order(items: Iterable[S], work: Callable[[S], T], at_once: int) -> Generator[T, None, None]:
+    """`work(item)` of each item, `at_once` of them together, in the order of the items; raises what
+    `work` or `items` raises.
+
+    Items are drawn by a daemon thread, a few ahead, so that no result waits for the next item.
+    Closing the generator drops what has not begun and waits for nothing.
+    """
+    import queue
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    begun: queue.Queue[Future[T] | None] = queue.Queue()
+    room = threading.Semaphore(2 * at_once)
+    closed = threading.Event()
+    pool = ThreadPoolExecutor(at_once)
+
+    def draw() -> None:
+        try:
+            for item in items:
+                room.acquire()
+                if closed.is_set():
+                    return
+                begun.put(pool.submit(work, item))
+        except BaseException as error:
+            failed: Future[T] = Future()
+            failed.set_exception(error)
+            begun.put(failed)
+        begun.put(None)
+
+    threading.Thread(target=draw, daemon=True).start()
+    try:
+        while (future := begun.get()) is not None:
+            yield future.result()
+            room.release()
+    finally:
+        closed.set()
+        room.release()
+        pool.shutdown(wait=False, cancel_futures=True)

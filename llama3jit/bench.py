@@ -140,6 +140,9 @@ class _KeptOpen:
         self.forward = runner.forward
         self.leading = runner.leading
         self.cancel = runner.cancel
+        self.copy_block = runner.copy_block
+        self.read_block = runner.read_block
+        self.write_block = runner.write_block
 
     def close(self) -> None:
         """Nothing: the bench closes it."""

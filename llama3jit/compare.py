@@ -140,7 +140,7 @@ def _open(
     except BaseException:
         gguf.close()
         raise
-    return Engine(runner, on_close=gguf.close), runner.memory
+    return Engine(runner, on_close=gguf.close, prefix_reuse=False), runner.memory
 
 
 def _generate(engine: Engine, ids: list[int], max_tokens: int) -> tuple[list[int], Any]:

@@ -22,7 +22,7 @@ class UnsupportedError(Llama3JitError):
     """A sound model file that needs something not built: an architecture, a tensor type."""
 
 
-class ModelNotFoundError(Llama3JitError):
+class ModelNotFoundError(Llama3JitError, ValueError):
     """No model of that name or path."""
 
 
@@ -34,8 +34,13 @@ class TemplateError(Llama3JitError):
     """A chat template that is missing, wrong, or refuses the messages."""
 
 
-class ContextOverflowError(Llama3JitError):
+class ContextOverflowError(Llama3JitError, ValueError):
     """More tokens than the context holds."""
+
+
+class SessionError(Llama3JitError):
+    """A session that is closed or in the middle of a turn; a session's file that is broken, cannot
+    be read or written, or is not for this model."""
 
 
 class MemoryLimitError(Llama3JitError):

@@ -14,8 +14,10 @@ class Stats:
     queue_s: float  # from the request to the start of its work
     ttft_s: float | None  # from the request to the first token
     total_s: float  # from the request to the last token
-    prefill_tokens_per_s: float | None  # prompt tokens over the time to the first token, unqueued
+    # Prompt tokens that were computed over the time to the first token, unqueued.
+    prefill_tokens_per_s: float | None
     decode_tokens_per_s: float | None  # the tokens after the first over their time
+    cached_tokens: int = 0  # prompt tokens that were in the cache already
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Result:
     finish_reason: "stop" at an end token or a stop string, "length" at max_tokens or at the end of
     the context.  tokens: the generated ids without the end token; after a stop string they include
     its tokens, the text does not.  seed: gives the same text again.  logprobs: of each token, the
-    model's own, if asked for.
+    model's own, if asked for; top_logprobs: with each, (id, logprob) of the likeliest.
+    dropped_turns, dropped_tokens: what on_overflow="shift" left out of the prompt.
     """
 
     text: str
@@ -36,6 +39,9 @@ class Result:
     seed: int
     stats: Stats
     logprobs: list[float] | None = None
+    top_logprobs: list[list[tuple[int, float]]] | None = None
+    dropped_turns: int = 0
+    dropped_tokens: int = 0
 
     def __str__(self) -> str:
         return self.text
@@ -45,11 +51,14 @@ class Result:
 class StreamPart:
     """A step of a stream. The texts of all parts join to the result's text; a part may have none,
     while characters are incomplete or a stop string may be about to appear. The last part has no
-    token but the rest of the text and the `result`."""
+    token but the rest of the text and the `result`. `logprob` and `top_logprobs` are the token's,
+    if asked for."""
 
     text: str
     token: int | None
     result: Result | None = None
+    logprob: float | None = None
+    top_logprobs: list[tuple[int, float]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +66,14 @@ class Score:
     """How well a model predicts a text.
 
     tokens: how many were predicted (all but the first).  nll: the sum of their negative log
-    likelihoods in nats.  perplexity: exp(nll / tokens).
+    likelihoods in nats.  perplexity: exp(nll / tokens).  logprobs: of each of these tokens, in
+    nats, if asked for.
     """
 
     tokens: int
     nll: float
     perplexity: float
+    logprobs: list[float] | None = None
 
 
 def make_stats(
@@ -72,17 +83,20 @@ def make_stats(
     admitted: float,
     token_times: list[float],
     prompt_tokens: int,
+    cached_tokens: int = 0,
 ) -> Stats:
     """The figures of a request from its times, all of one clock and in seconds."""
     first = token_times[0] if token_times else None
     last = token_times[-1] if token_times else admitted
+    n_read = prompt_tokens - cached_tokens
     return Stats(
         load_s=load_s,
         queue_s=admitted - submitted,
         ttft_s=None if first is None else first - submitted,
         total_s=last - submitted,
-        prefill_tokens_per_s=None if first is None else _rate(prompt_tokens, first - admitted),
+        prefill_tokens_per_s=None if first is None else _rate(n_read, first - admitted),
         decode_tokens_per_s=None if first is None else _rate(len(token_times) - 1, last - first),
+        cached_tokens=cached_tokens,
     )
 
 

@@ -13,13 +13,45 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from llama3jit.engine.engine import Engine
     from llama3jit.engine.sequence import Visit
 
 # Runs a window of tokens and shows the logits from a position on.
 RunWindow = Callable[[list[int], "Visit", int], None]
 
 
-def score_tokens(tokens: list[int], n_ctx: int, run: RunWindow) -> Score:
+def show_logits(engine: Engine, tokens: list[int], show: Visit, visit_from: int = 0) -> None:
+    """Show the logits of tokens from a position on; nothing is generated."""
+    from llama3jit.engine.sequence import Request
+
+    handle = engine.submit(Request(tokens, visit=show, visit_from=visit_from))
+    try:
+        for _ in handle:
+            pass
+    finally:
+        handle.cancel()
+
+
+def all_logits(engine: Engine, tokens: list[int], start: int = 0) -> NDArray[np.float32]:
+    """Logits [T - start, vocab_size] f32 of the tokens from `start` on. What cannot be done is
+    refused before memory is taken."""
+    import numpy as np
+
+    from llama3jit.engine.sequence import Request
+
+    engine.check(Request(tokens, visit=lambda first, rows: None))
+    if not 0 <= start < len(tokens):
+        raise InvalidArgumentError(f"first is {start}; expected 0 to {len(tokens) - 1}")
+    out = np.empty((len(tokens) - start, engine.limits.vocab_size), np.float32)
+
+    def keep(first: int, rows: NDArray[np.float32]) -> None:
+        out[first - start : first - start + len(rows)] = rows
+
+    show_logits(engine, tokens, keep, start)
+    return out
+
+
+def score_tokens(tokens: list[int], n_ctx: int, run: RunWindow, per_token: bool = False) -> Score:
     """Score every token but the first, each once, in windows of n_ctx that overlap by half."""
     if len(tokens) < 2:
         raise InvalidArgumentError(
@@ -36,7 +68,8 @@ def score_tokens(tokens: list[int], n_ctx: int, run: RunWindow) -> Score:
         begin += max(1, n_ctx // 2)
     nll = math.fsum(losses)
     mean = nll / len(losses)
-    return Score(len(losses), nll, math.exp(mean) if mean < 700 else math.inf)
+    perplexity = math.exp(mean) if mean < 700 else math.inf
+    return Score(len(losses), nll, perplexity, [-loss for loss in losses] if per_token else None)
 
 
 def _losses_of(window: list[int], begin: int, losses: list[float]) -> Visit:

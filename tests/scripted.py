@@ -99,6 +99,16 @@ class ScriptedRunner:
         ids = np.argsort(-logits, axis=1, kind="stable")[:, : self.n_leading].astype(np.int32)
         return Leading(ids, np.take_along_axis(logits, ids, axis=1))
 
+    def copy_block(self, source, target) -> None:
+        assert not self._busy.locked(), "a block is copied within a pass"
+        self._cache[target] = self._cache[source]
+
+    def read_block(self, block):
+        return self._cache[block].view(np.uint8).copy()
+
+    def write_block(self, block, data) -> None:
+        self._cache[block] = data.view(self._cache.dtype)
+
     def cancel(self) -> None:
         self.cancelled.set()
 
@@ -136,11 +146,17 @@ class ByteTokenizer:
     add_space_prefix = False
     vocab_size = VOCAB
 
-    def encode(self, text, *, add_bos=None, add_eos=None, parse_special=False):
+    def encode(self, text, *, add_bos=None, add_eos=None, parse_special=False, continues=False):
         return [BOS] * (add_bos is not False) + list(text.encode(errors="surrogateescape"))
+
+    def find_special(self, text):
+        return None
 
     def token_bytes(self, token):
         return bytes([token]) if token < 256 else b"<special>"
+
+    def piece(self, token):
+        return self.token_bytes(token).decode(errors="replace")
 
     def decode(self, ids, *, skip_special=False):
         kept = [i for i in ids if not (skip_special and i in self.special_ids)]
@@ -149,6 +165,13 @@ class ByteTokenizer:
 
 class ByteTemplate:
     """USER text ASSISTANT text ... ASSISTANT."""
+
+    takes_tools = False
+    sources = {"default": "{{ messages }}"}  # noqa: RUF012
+
+    def render(self, messages):
+        said = "".join(f"<{m['role']}>{m['content']}" for m in messages)
+        return f"<bos>{said}<assistant>"
 
     def encode(self, messages):
         ids = [BOS]
@@ -164,6 +187,6 @@ def scripted_llama(script: Script, limits: Limits = LIMITS, before=None):
     from llama3jit.engine.engine import Engine
 
     runner = ScriptedRunner(script, limits, before)
-    llama = Llama(Engine(runner), ByteTokenizer(), {})
+    llama = Llama._of(Engine(runner), ByteTokenizer(), {})
     llama.__dict__["_template"] = ByteTemplate()
     return SimpleNamespace(llama=llama, runner=runner)

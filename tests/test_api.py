@@ -55,6 +55,14 @@ def test_chat_gives_the_reply_and_its_figures(make):
     assert result.logprobs is None
 
 
+def test_how_much_of_a_prompt_was_cached(make):
+    llm = make(noise)
+    cached = [llm.generate([BOS, 97, 98, 99, 100], max_tokens=2).stats for _ in range(2)]
+    assert [stats.cached_tokens for stats in cached] == [0, 4]
+    found = llm.counters
+    assert (found.prefix_tokens, found.finished, found.running) == (4, 2, 0)
+
+
 def test_generate_takes_text_and_ids(make):
     llm = make(noise)
     by_text = llm.generate("abc", max_tokens=12, seed=3)
@@ -205,6 +213,10 @@ def test_score_gives_each_token_once_with_half_a_context_before_it(make, length)
     assert score.tokens == length - 1
     assert score.nll == pytest.approx(expected, rel=1e-6)
     assert score.perplexity == pytest.approx(math.exp(expected / score.tokens), rel=1e-6)
+    assert score.logprobs is None
+    each = make(noise, n_ctx=n_ctx).score(ids, per_token=True).logprobs
+    assert len(each) == length - 1
+    assert -math.fsum(each) == pytest.approx(score.nll)
 
 
 def test_score_needs_two_tokens_and_finite_logits(make):

@@ -29,12 +29,25 @@ RANKS = {
 API = {
     "arguments",
     "background",
+    "batch",
     "bench",
+    "capture",
     "compare",
+    "deferred",
     "doctor",
+    "embedding",
+    "generation",
+    "guides",
+    "installed",
+    "openai",
+    "opening",
+    "overflow",
     "profile",
     "results",
     "scoring",
+    "session",
+    "session_file",
+    "talk",
 }
 KERNELS = {"ops", "kernels_cpu", "kernels_cuda"}
 COMPILERS = {"numba", "llvmlite"}
@@ -124,10 +137,19 @@ def test_importing_the_package_imports_nothing_heavy():
     assert not heavy & set(loaded)
 
 
-@pytest.mark.parametrize("module", ["llama3jit.api", "llama3jit.cli.app", "llama3jit.cli.generate"])
+FACES = (
+    "llama3jit.api",
+    "llama3jit.cli.app",
+    "llama3jit.cli.generate",
+    "llama3jit.cli.repl.commands",
+    "llama3jit.cli.repl.loop",
+)
+
+
+@pytest.mark.parametrize("module", FACES)
 def test_the_faces_import_neither_numpy_nor_numba(module):
     loaded = run_python(f"import sys, {module}; print(*sys.modules)").split()
-    assert not {"numpy", "numba", "rich"} & set(loaded)
+    assert not {"numpy", "numba", "rich", "prompt_toolkit", "wcwidth"} & set(loaded)
 
 
 def test_importing_the_package_takes_under_20_ms():

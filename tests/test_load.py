@@ -163,3 +163,20 @@ def test_a_vocabulary_that_is_broken_closes_what_was_opened(tmp_path, monkeypatc
     with pytest.raises(llama3jit.Llama3JitError, match="morse"):
         llama3jit.load(broken, device="reference")
     assert closed == ["runner", "file"]
+
+
+def test_what_an_open_model_says_of_itself(llm):
+    assert (llm.n_ctx, llm.vocab_size, llm.device) == (128, 300, "reference")
+    assert llm.metadata["general.architecture"] == "llama"
+    assert sum(llm.memory.values()) > 0
+
+
+def test_another_model_has_another_fingerprint(llm, path, tmp_path):
+    fingerprint = llm._identity.fingerprint()
+    others = [
+        tiny_model(tmp_path / "seed.gguf", n_layer=1, seed=1, **byte_vocabulary()).path,
+        tiny_model(tmp_path / "wide.gguf", n_layer=1, n_ff=128, **byte_vocabulary()).path,
+    ]
+    for other in (path, *others):
+        with llama3jit.load(other, device="reference", n_ctx=64) as opened:
+            assert (opened._identity.fingerprint() == fingerprint) == (other == path)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from llama3jit.cli.help import GroupedCommand
 from llama3jit.cli.streams import one_line
 from llama3jit.errors import Llama3JitError
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 COMMANDS = {
     "chat": "chat",
     "generate": "generate",
+    "batch": "batch",
     "pull": "pull",
     "list": "list_models",
     "rm": "rm",
@@ -51,7 +53,7 @@ def build(only: str | None = None) -> typer.Typer:
         if only in COMMANDS and name != only:
             continue
         command: Callable[..., None] = getattr(import_module(f"llama3jit.cli.{module}"), module)
-        app.command(name)(command)
+        app.command(name, cls=GroupedCommand)(command)
     return app
 
 

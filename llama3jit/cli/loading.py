@@ -1,7 +1,7 @@
 """Opening a model for a command: the default model, progress on stderr, a line of statistics."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,6 +17,7 @@ def open_model(
     threads: int | None,
     kv_dtype: str,
     precision: str,
+    **more: Any,
 ) -> "Llama":
     """`llama3jit.load` with the options of the command line, showing what takes long."""
     from llama3jit.cli.interrupts import leaving_at_once
@@ -34,6 +35,7 @@ def open_model(
                 kv_dtype=kv_dtype,
                 precision=precision,
                 progress=shown,
+                **more,
             )
     finally:
         shown.clear()
@@ -77,9 +79,10 @@ def describe(stats: "Stats", prompt_tokens: int, completion_tokens: int) -> str:
     parts = [f"load {stats.load_s:.2f} s"]
     if stats.ttft_s is not None:
         parts.append(f"first token {stats.ttft_s:.2f} s")
-    for name, count, rate in (
-        ("prompt", prompt_tokens, stats.prefill_tokens_per_s),
-        ("reply", completion_tokens, stats.decode_tokens_per_s),
+    cached = f" ({stats.cached_tokens} cached)" if stats.cached_tokens else ""
+    for what, rate in (
+        (f"prompt {prompt_tokens} tokens{cached}", stats.prefill_tokens_per_s),
+        (f"reply {completion_tokens} tokens", stats.decode_tokens_per_s),
     ):
-        parts.append(f"{name} {count} tokens" + (f" at {rate:.1f} tok/s" if rate else ""))
+        parts.append(what + (f" at {rate:.1f} tok/s" if rate else ""))
     return ", ".join(parts)

@@ -1,5 +1,6 @@
 """Options that several commands share. Each flag has a variable, LLAMA3JIT_ and its name."""
 
+import os
 from collections.abc import Mapping
 from typing import Annotated, Any
 
@@ -88,8 +89,25 @@ Seed = Annotated[
         "--seed", min=0, max=2**64 - 1, help="The same seed gives the same text. [default: drawn]"
     ),
 ]
+
+
+def whole_variable(
+    context: typer.Context, parameter: typer.CallbackParam, value: list[str] | None
+) -> list[str] | None:
+    """The variable of a list option is one string, spaces and all; the parser would cut it."""
+    source = context.get_parameter_source(parameter.name or "")
+    if source is None or source.name != "ENVIRONMENT":
+        return value
+    return [os.environ[str(parameter.envvar)]]
+
+
 Stop = Annotated[
-    list[str] | None, option("--stop", help="End the text before this string; may be repeated.")
+    list[str] | None,
+    option(
+        "--stop",
+        callback=whole_variable,
+        help="End the text before this string; may be repeated.",
+    ),
 ]
 System = Annotated[str | None, option("--system", help="The system prompt of the conversation.")]
 Verbose = Annotated[bool, option("--verbose", "-v", help="Report times and speeds on stderr.")]

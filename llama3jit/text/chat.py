@@ -105,6 +105,13 @@ class ChatTemplate:
         self._tokens = dict(tokens)
         self._compiled: dict[str, Template] = {}
 
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the template tells a model of tools."""
+        default = next(iter(self.sources.values()), "")
+        source = self.sources.get("tool_use", self.sources.get("default", default))
+        return re.search(r"\btools\b", source) is not None
+
     def render(
         self,
         messages: Sequence[Message],

@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 class TextStream:
     """Turns ids into text that is safe to show at once: a character whose bytes are not complete
-    is held back, and so is what may become one of the `stop` strings. Special tokens are skipped.
+    is held back, and so is what may become one of the `stop` strings. Special tokens are skipped,
+    but those `shown`.
 
     The parts always join to `decode(ids, skip_special=True)`, cut before the stop string that
     starts first. `continues`: the ids continue a text, so that a SentencePiece space at their
@@ -23,7 +24,12 @@ class TextStream:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stop: Sequence[str] = (), *, continues: bool = False
+        self,
+        tokenizer: Tokenizer,
+        stop: Sequence[str] = (),
+        *,
+        continues: bool = False,
+        shown: frozenset[int] = frozenset(),
     ) -> None:
         if isinstance(stop, str) or not all(isinstance(s, str) and s for s in stop):
             raise InvalidArgumentError(
@@ -32,6 +38,7 @@ class TextStream:
         self.text = ""
         self.stopped: str | None = None
         self._tokenizer = tokenizer
+        self._hidden = tokenizer.special_ids - shown if shown else tokenizer.special_ids
         # Of stops that start together the shortest is complete first, whatever the parts are.
         self._stops = sorted(stop, key=len)
         self._strips_space = tokenizer.add_space_prefix and not continues
@@ -41,7 +48,7 @@ class TextStream:
     def push(self, index: int) -> str:
         """The text that became safe to show with this token; "" once stopped."""
         data = self._tokenizer.token_bytes(index)
-        if self.stopped is not None or index in self._tokenizer.special_ids:
+        if self.stopped is not None or index in self._hidden:
             return ""
         if self._strips_space:
             data, self._strips_space = data.removeprefix(b" "), False

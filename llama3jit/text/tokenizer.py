@@ -58,14 +58,16 @@ class Tokenizer:
         add_eos: bool | None = None,
         parse_special: bool = False,
         mark: str = "",
+        continues: bool = False,
     ) -> list[int]:
         """Ids of `text`. BOS and EOS are added as the file says (None) or as told, and never to a
         text that has them already. With `parse_special` the text of special tokens becomes these
-        tokens; a `mark` character within it keeps it text, and is left out of all text."""
+        tokens; a `mark` character within it keeps it text, and is left out of all text.
+        `continues`: the text goes on with another, so that SentencePiece puts no space before."""
         if not isinstance(text, str):
             raise InvalidArgumentError(f"text to tokenise is {type(text).__name__}; expected str")
         ids: list[int] = []
-        after_special = True
+        after_special = not continues
         for part, special in self._split_specials(text, mark, parse_special):
             if special is not None:
                 ids.append(special)

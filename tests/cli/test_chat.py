@@ -1,14 +1,9 @@
-"""chat on a scripted model: piped, without any input, and on a terminal."""
+"""chat on a scripted model, piped and without any input; for terminals see test_repl_terminal."""
 
 import io
-import os
-import signal
-import subprocess
-import time
 
 import pytest
 from scripted import ASSISTANT, replying, scripted_llama
-from test_generate_and_score import start
 
 from llama3jit.cli.app import run
 from llama3jit.cli.chat import BUILT_IN_QUESTION
@@ -86,90 +81,3 @@ def test_verbose_reports_speeds_on_stderr(talk):
     assert (status, out) == (0, "1 one\n")
     assert "first token" in err
     assert "tok/s" in err
-
-
-class Terminal:
-    """A process whose stdin and stdout are a terminal."""
-
-    def __init__(self, script, before):
-        import pty
-
-        self.master, slave = pty.openpty()
-        self.process = start(
-            ["chat", "m"], script, before, stdin=slave, stdout=slave, stderr=subprocess.STDOUT
-        )
-        os.close(slave)
-        self.seen = ""
-
-    def type(self, text):
-        os.write(self.master, text.encode())
-
-    def expect(self, text, timeout=10.0):
-        import select
-
-        deadline = time.monotonic() + timeout
-        while text not in self.seen:
-            ready, _, _ = select.select([self.master], [], [], deadline - time.monotonic())
-            assert ready, f"{text!r} did not come: {self.seen!r}"
-            try:
-                self.seen += os.read(self.master, 4096).decode()
-            except OSError:
-                assert text in self.seen, f"{text!r} did not come: {self.seen!r}"
-        before, self.seen = self.seen.split(text, 1)
-        return before
-
-    def end(self):
-        self.process.kill()
-        self.process.wait()
-        os.close(self.master)
-
-
-@pytest.fixture
-def terminal():
-    pytest.importorskip("pty")
-    opened = []
-
-    def build(script, before="None"):
-        opened.append(Terminal(script, before))
-        return opened[-1]
-
-    yield build
-    for one in opened:
-        one.end()
-
-
-def test_on_a_terminal_ctrl_c_keeps_the_partial_reply_and_ctrl_d_leaves(terminal):
-    # Replies A for ever to the first turn, and to the second with how many A it finds.
-    script = (
-        "lambda h: peak(65) if h.count(258) == 1 else "
-        "replying('kept ' + str(h[:h[:-1].index(259) + 1 + h.count(65)].count(65) > 2))(h)"
-    )
-    window = terminal(script, "lambda b: time.sleep(0.01)")
-    window.expect(">>> ")
-    window.type("go\n")
-    window.expect("AAAA")
-    window.process.send_signal(signal.SIGINT)
-    window.expect("(stopped)")
-    window.expect(">>> ")
-    window.type("and now\n")
-    window.expect("kept True")
-    window.expect(">>> ")
-    window.process.send_signal(signal.SIGINT)
-    window.expect("Ctrl-D or /bye leaves")
-    window.expect(">>> ")
-    window.type("\x04")
-    assert window.process.wait(timeout=10) == 0
-
-
-def test_on_a_terminal_a_turn_that_is_too_long_stands_there_again(terminal):
-    window = terminal("replying('ok')")
-    window.expect(">>> ")
-    window.type("y" * 150 + "\n")
-    window.expect("holds 128 tokens")
-    window.expect(">>> ")
-    window.expect("y" * 20)
-    window.type("\x15short\n")  # Ctrl-U empties the line
-    window.expect("ok")
-    window.expect(">>> ")
-    window.type("/bye\n")
-    assert window.process.wait(timeout=10) == 0

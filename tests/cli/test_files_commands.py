@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 from gguf_writer import array, header_bytes, key_value, string, tensor_entry, write_gguf
 
+from llama3jit.files.catalogue import CATALOGUE
+
 LLAMA3_VOCAB = Path(__file__).parents[3] / "shared/data/ggml-vocab-llama-bpe.gguf"
 METADATA = {
     "general.architecture": "some-future-architecture",
@@ -131,6 +133,21 @@ def test_pull_list_rm(tmp_path: Path, model: Path) -> None:
     done = run(tmp_path, "rm", "mine")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.startswith("llama3jit: no model 'mine' in ")
+
+
+def test_the_catalogue_is_listed(tmp_path: Path, model: Path) -> None:
+    run(tmp_path, "pull", str(model), "--name", "mine")
+    head, mine, *others = run(tmp_path, "list", "--all").stdout.splitlines()
+    assert head.split() == ["NAME", "SIZE", "HERE", "LICENCE", "SOURCE"]
+    assert mine.split()[:5] == ["mine", "0.0", "MB", "yes", "unknown"]
+    assert len(others) == len(CATALOGUE)
+    assert others[0].split()[:5] == ["smollm2-135m-instruct", "98.4", "MB", "no", "Apache-2.0"]
+    rows = json.loads(run(tmp_path, "list", "-a", "--json").stdout)
+    assert [row["name"] for row in rows] == ["mine", *CATALOGUE]
+    assert [row["file"] is None for row in rows] == [False] + [True] * len(CATALOGUE)
+    assert {tuple(row) for row in rows} == {
+        ("name", "file", "size", "sha256", "source", "date", "licence")
+    }
 
 
 def test_an_existing_model_is_pulled_at_once(tmp_path: Path, model: Path) -> None:

@@ -109,6 +109,32 @@ def test_stop_strings(use, capsys):
     assert capsys.readouterr().out == "abc\n"
 
 
+def test_a_stop_string_of_a_variable_is_one(use, capsys, monkeypatch):
+    use(replying("a b ca b"))
+    for variable, reply in (("b c", "a "), ("b\n", "a b ca b"), ("  ", "a b ca b"), ("c", "a b ")):
+        monkeypatch.setenv("LLAMA3JIT_STOP", variable)
+        assert run(["generate", "m", "-p", "x"]) == 0
+        assert capsys.readouterr().out == f"{reply}\n"
+    assert run(["generate", "m", "-p", "x", "--stop", "a", "--stop", "b c"]) == 0
+    assert capsys.readouterr().out == "\n"
+
+
+@pytest.mark.parametrize("arguments", [["generate", "m"], ["generate", "m", "-f", "-"]])
+def test_an_empty_prompt_is_none(arguments, use, capsys, monkeypatch, tmp_path):
+    calls = use(replying("x"))
+    for data in (b"", b"\n", b" \t\n"):
+        pipe_in(monkeypatch, data)
+        assert run(arguments) == 2
+        assert capsys.readouterr().err.startswith("llama3jit: no prompt: stdin is empty; give -p")
+    (tmp_path / "empty").touch()
+    assert run(["generate", "m", "-f", str(tmp_path / "empty")]) == 2
+    assert "empty is empty" in capsys.readouterr().err
+    assert calls == []
+    use(noise)
+    pipe_in(monkeypatch, b"")
+    assert run(["generate", "m", "--raw", "-n", "1"]) == 0, "BOS alone can be continued"
+
+
 def test_variables_stand_for_flags(use, capsys, monkeypatch):
     calls = use(replying("A long reply"))
     monkeypatch.setenv("LLAMA3JIT_MODEL", "from-variable")
@@ -227,17 +253,20 @@ def test_an_infinite_perplexity_is_json(use, capsys, tmp_path):
     [
         (">&-", "", ""),
         ("2>&-", "A\n", ""),
-        ("<&-", "A\n", ""),
+        ("<&-", "", "llama3jit: no prompt: stdin is empty; give -p TEXT or -f FILE\n"),
         ("<&- >&- 2>&-", "", ""),
+        ("<&- >&- 2>&- -p x", "", ""),
         (">/dev/full", "", "llama3jit: [Errno 28] No space left on device\n"),
     ],
 )
 def test_streams_that_are_closed_or_full(redirection, out, err):
+    redirection, given, prompt = redirection.partition(" -p ")
+    no_prompt = "<" in redirection and not given
     done = run_in_shell(
-        ["generate", "m", *(["-p", "x"] if "<" not in redirection else [])], redirection
+        ["generate", "m", *([] if no_prompt else ["-p", prompt or "x"])], redirection
     )
     assert (done.stdout, done.stderr) == (out, err)
-    assert done.returncode == (1 if err else 0)
+    assert done.returncode == (2 if no_prompt else 1 if err else 0)
 
 
 def test_an_error_with_stderr_closed_stays_out_of_stdout():
@@ -277,21 +306,25 @@ def test_version_and_no_arguments(capsys):
     assert all(command in out + err for command in COMMANDS)
 
 
-def start(arguments, script="noise", before="None", **streams):
-    """The command line in a process of its own, on a scripted model."""
+def start(arguments, script="noise", before="None", load="None", environment=(), **streams):
+    """The command line in a process of its own, on a scripted model; `load` runs while it opens."""
     code = f"""
         import sys, time
         from scripted import *
         import llama3jit.api
         from llama3jit.cli import main
         both = scripted_llama({script}, before={before})
-        llama3jit.api.load = lambda *a, **k: both.llama
+        llama3jit.api.load = lambda *a, **k: ({load}, both.llama)[1]
         sys.argv = ["llama3jit", *{arguments!r}]
         main()
     """
     return subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(code)],
-        env={**os.environ, "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}"},
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{TESTS}{os.pathsep}{TESTS.parent}",
+            **dict(environment),
+        },
         **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **streams},
     )
 
@@ -317,6 +350,100 @@ def run_in_shell(arguments, redirection, before="None"):
         text=True,
         check=False,
     )
+
+
+LINES = "one\n\ntwo \r\n  \nthree"
+
+
+def test_a_prompt_a_line(use, capsys, monkeypatch, tmp_path):
+    use(seen_prompt)
+    (tmp_path / "prompts").write_text(LINES)
+    pipe_in(monkeypatch, LINES.encode())
+    for source in ([], ["-f", str(tmp_path / "prompts")]):
+        assert run(["generate", "m", "--lines", *source]) == 0
+        out = capsys.readouterr().out.replace("two '", "two'")
+        assert out == "<b'one'>\n<b'two'>\n<b'three'>\n"
+    pipe_in(monkeypatch, LINES.encode())
+    assert run(["generate", "m", "--lines", "--json", "--system", "S"]) == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [one["text"] for one in found] == ["<b'Sone'>", "<b'Stwo '>", "<b'Sthree'>"]
+
+
+def test_many_lines_share_the_batch_and_keep_their_order(use, capsys, monkeypatch):
+    together = []
+    use(seen_prompt, lambda batch: together.append(len(batch.context_lens)))
+    prompts = [f"{'x' * (37 * i % 23)}{i}" for i in range(40)]
+    pipe_in(monkeypatch, "\n".join(prompts).encode())
+    assert run(["generate", "m", "--lines"]) == 0
+    assert capsys.readouterr().out.splitlines() == [f"<b'{prompt}'>" for prompt in prompts]
+    assert max(together) > 2
+
+
+def test_a_line_that_fails_and_the_rest(use, capsys, monkeypatch):
+    use(seen_prompt)
+    for flags in ([], ["--json"]):
+        pipe_in(monkeypatch, b"one\n" + b"x" * 200 + b"\nthree\n")
+        assert run(["generate", "m", "--lines", *flags]) == 1
+        out, err = capsys.readouterr()
+        assert err.startswith("llama3jit: prompt 2: ")
+        assert err.count("\n") == 1
+        lines = out.splitlines()
+        assert len(lines) == 3
+        if flags:
+            assert "203 tokens" in json.loads(lines[1])["error"]
+        else:
+            assert lines == ["<b'one'>", "", "<b'three'>"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"), [(["-p", "x"], "-p is one prompt"), (["-f", "/nowhere"], "cannot be")]
+)
+def test_lines_that_cannot_be(arguments, message, use, capsys):
+    use(noise)
+    assert run(["generate", "m", "--lines", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_lines_of_no_text_are_refused_where_they_come(use, capsys, monkeypatch):
+    use(seen_prompt)
+    pipe_in(monkeypatch, b"one\ntw\xff\n")
+    assert run(["generate", "m", "--lines"]) == 2
+    out, err = capsys.readouterr()
+    assert out in ("", "<b'one'>\n")
+    assert "line 2 of stdin is not UTF-8" in err
+
+
+def test_an_answer_does_not_wait_for_the_next_line_and_ctrl_c_ends_it():
+    process = start(["generate", "m", "--lines"], "replying('ok')", stdin=subprocess.PIPE)
+    try:
+        for _ in range(2):
+            process.stdin.write(b"hello\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == b"ok\n"
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=10)
+    finally:
+        process.kill()
+        process.wait()
+    assert (err, process.returncode) == (b"llama3jit: interrupted\n", 130)
+
+
+def test_a_reader_of_lines_that_goes_away():
+    process = start(["generate", "m", "--lines"], "replying('ok')", stdin=subprocess.PIPE)
+    try:
+        process.stdin.write(b"hello\n" * 3)
+        process.stdin.flush()
+        assert process.stdout.readline() == b"ok\n"
+        process.stdout.close()
+        process.stdin.write(b"hello\n" * 3)
+        process.stdin.close()
+        err = process.stderr.read()
+        process.wait(timeout=10)
+    finally:
+        process.kill()
+        process.wait()
+    process.stderr.close()
+    assert (err, process.returncode) == (b"", 1)
 
 
 def test_ctrl_c_while_loading_leaves_at_once():

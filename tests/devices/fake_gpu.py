@@ -78,6 +78,9 @@ class FakeGpu:
     def download(self, host: np.ndarray, address: int) -> None:
         host[:] = self._at(address, host.nbytes)
 
+    def copy(self, target: int, source: int, size: int) -> None:
+        self._at(target, size)[:] = self._at(source, size)
+
     def mark(self) -> Any:
         return object()
 

@@ -21,8 +21,15 @@ def quantised(x: np.ndarray, kv_dtype: str) -> np.ndarray:
     return (kept.reshape(-1, n) @ turn).reshape(x.shape)
 
 
-def forward(tiny: TinyModel, ids: list[int], kv_dtype: str = "f32") -> np.ndarray:
-    """Logits float64[T, vocab] of one sequence; keys and values rounded as the cache rounds."""
+def forward(
+    tiny: TinyModel,
+    ids: list[int],
+    kv_dtype: str = "f32",
+    keep: dict[str, np.ndarray] | None = None,
+) -> np.ndarray:
+    """Logits float64[T, vocab] of one sequence; keys and values rounded as the cache rounds. `keep`
+    gets what is computed on the way, by the names of llama3jit.devices.capture."""
+    keep = {} if keep is None else keep
     meta: dict[str, Any] = {key.partition(".")[2]: value for key, value in tiny.metadata.items()}
     w = tiny.values
     eps = np.float64(np.float32(meta["attention.layer_norm_rms_epsilon"]))
@@ -53,26 +60,34 @@ def forward(tiny: TinyModel, ids: list[int], kv_dtype: str = "f32") -> np.ndarra
 
     ages = np.arange(n_tokens)[:, None] - np.arange(n_tokens)[None, :]
     seen = (ages >= 0) & (ages < (meta.get("attention.sliding_window") or n_tokens))
-    x = w["token_embd.weight"][ids]
+    x = keep["embd"] = w["token_embd.weight"][ids]
     for layer in range(meta["block_count"]):
         block = f"blk.{layer}"
-        h = norm(x, f"{block}.attn_norm.weight")
-        q = turned(linear(h, f"{block}.attn_q").reshape(n_tokens, heads, d))
-        k = cached(turned(linear(h, f"{block}.attn_k").reshape(n_tokens, kv_heads, d)))
-        v = cached(linear(h, f"{block}.attn_v").reshape(n_tokens, kv_heads, d))
+        h = keep[f"{block}.attn_norm"] = norm(x, f"{block}.attn_norm.weight")
+        for name, count in (("attn_q", heads), ("attn_k", kv_heads), ("attn_v", kv_heads)):
+            keep[f"{block}.{name}"] = linear(h, f"{block}.{name}").reshape(n_tokens, count, d)
+        q = keep[f"{block}.q"] = turned(keep[f"{block}.attn_q"])
+        k = keep[f"{block}.k"] = turned(keep[f"{block}.attn_k"])
+        k, v = cached(k), cached(keep[f"{block}.attn_v"])
         scores = np.einsum("thd,jhd->htj", q, k) * meta.get("attention.scale", d**-0.5)
         scores = np.where(seen, scores, -np.inf)
         weights = np.exp(scores - scores.max(axis=2, keepdims=True))
         weights /= weights.sum(axis=2, keepdims=True)
-        attended = np.einsum("htj,jhd->thd", weights, v).reshape(n_tokens, heads * d)
-        x = x + linear(attended, f"{block}.attn_output")
-        h = norm(x, f"{block}.ffn_norm.weight")
-        gate = linear(h, f"{block}.ffn_gate")
-        x = x + linear(
-            gate / (1 + np.exp(-gate)) * linear(h, f"{block}.ffn_up"), f"{block}.ffn_down"
-        )
+        attended = np.einsum("htj,jhd->thd", weights, v)
+        keep[f"{block}.attn_probs"], keep[f"{block}.attended"] = weights, attended
+        y = linear(attended.reshape(n_tokens, heads * d), f"{block}.attn_output")
+        keep[f"{block}.attn_output"] = y
+        x = keep[f"{block}.resid_mid"] = x + y
+        h = keep[f"{block}.ffn_norm"] = norm(x, f"{block}.ffn_norm.weight")
+        gate = keep[f"{block}.ffn_gate"] = linear(h, f"{block}.ffn_gate")
+        up = keep[f"{block}.ffn_up"] = linear(h, f"{block}.ffn_up")
+        gated = keep[f"{block}.swiglu"] = gate / (1 + np.exp(-gate)) * up
+        y = keep[f"{block}.ffn_down"] = linear(gated, f"{block}.ffn_down")
+        x = keep[f"{block}.resid"] = x + y
     head = "output" if "output.weight" in w else "token_embd"
-    return linear(norm(x, "output_norm.weight"), head)
+    h = keep["result_norm"] = norm(x, "output_norm.weight")
+    keep["logits"] = linear(h, head)
+    return keep["logits"]
 
 
 def mean_kl(truth: np.ndarray, found: np.ndarray) -> float:

@@ -196,8 +196,7 @@ def test_sequences_that_outgrow_the_cache_wait_and_give_the_same_text(make):
     assert [at for at, _ in seen] == list(np.cumsum([0, *(n for _, n in seen[:-1])]))
     batches = engine.runner.batches
     assert max(len(b.context_lens) for b in batches) >= 3  # they did run side by side
-    starts = sum(int((b.positions == 0).sum()) for b in batches)
-    assert starts > 9  # and some began again
+    assert engine.counters.preemptions > 0
 
 
 def test_sequences_share_a_pass_and_a_long_prompt_does_not_stop_the_others(make):

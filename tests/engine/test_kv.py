@@ -38,7 +38,32 @@ def test_check_sees_a_leak_and_a_stray_reference():
         pool.check([blocks, blocks])
 
 
-@given(st.lists(st.tuples(st.sampled_from(["take", "share", "free"]), st.integers(0, 9))))
+def test_marked_blocks_stay_until_they_are_needed_the_oldest_first():
+    forgotten = []
+    pool = BlockPool(4, forgotten.append)
+    a, b, c, d = blocks = pool.allocate(4)
+    for block in (a, b, c):
+        pool.mark(block)
+    pool.free(blocks)  # the last one first
+    assert (pool.n_free, pool.n_cached) == (4, 3)
+    pool.share([b])
+    pool.free([b])
+    assert pool.allocate(2) == [d, c]
+    pool.touch(a)
+    assert pool.allocate(1) == [b]
+    assert forgotten == [c, b]
+    pool.check([[d, c], [b]])
+    pool.unmark(a)
+    assert pool.n_cached == 0
+    with pytest.raises(ValueError, match="cannot be marked"):
+        pool.mark(a)
+    with pytest.raises(ValueError, match="cannot be shared"):
+        pool.share([a])
+    assert pool.allocate(1) == [a]
+    assert forgotten == [c, b]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["take", "share", "free", "mark"]), st.integers(0, 9))))
 def test_any_order_of_calls_keeps_the_counts(calls):
     pool = BlockPool(8)
     tables: list[list[int]] = []
@@ -48,6 +73,8 @@ def test_any_order_of_calls_keeps_the_counts(calls):
         elif action == "share" and tables:
             tables.append(list(tables[number % len(tables)]))
             pool.share(tables[-1])
+        elif action == "mark" and tables and tables[number % len(tables)]:
+            pool.mark(tables[number % len(tables)][-1])
         elif action == "free" and tables:
             pool.free(tables.pop(number % len(tables)))
         pool.check(tables)

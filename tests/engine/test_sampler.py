@@ -6,19 +6,19 @@ import warnings
 import numpy as np
 import pytest
 
+from llama3jit.engine.draws import uniform
+from llama3jit.engine.filters import survivors
+from llama3jit.engine.params import SamplingParams
 from llama3jit.engine.sampler import (
-    _survivors,
     is_led,
     logprob,
     sample,
     sample_leading,
-    uniform,
 )
-from llama3jit.engine.sequence import SamplingParams
 from llama3jit.errors import InvalidArgumentError, NumericsError
 
 
-def naive_survivors(logits, params):
+def naivesurvivors(logits, params):
     order = sorted(range(len(logits)), key=lambda i: (-float(logits[i]), i))
     if params.top_k:
         order = order[: params.top_k]
@@ -64,18 +64,18 @@ def rows(seed, vocab):
 def test_filters_keep_what_a_full_sort_keeps(vocab, filters):
     params = SamplingParams(**filters)
     for row in rows(vocab, vocab):
-        kept = _survivors(row, params, float(row.max()))
+        kept = survivors(row, params, float(row.max()))
         if kept is None:  # no filter cuts anything off
             assert filters["top_k"] >= vocab
             assert (filters["top_p"], filters["min_p"]) == (1, 0)
         else:
-            assert list(kept) == naive_survivors(row, params)
+            assert list(kept) == naivesurvivors(row, params)
 
 
 def test_neutral_values_switch_every_filter_off():
     params = SamplingParams(top_k=0, top_p=1.0, min_p=0.0)
     row = np.linspace(-3, 3, 50, dtype=np.float32)
-    assert _survivors(row, params, 3.0) is None
+    assert survivors(row, params, 3.0) is None
     drawn = {sample(row, params, 1, step) for step in range(4000)}
     assert len(drawn) > 35
 
@@ -86,7 +86,7 @@ def test_neutral_values_switch_every_filter_off():
 def test_frequencies_are_those_of_the_tempered_softmax(filters):
     params = SamplingParams(temperature=0.7, **filters)
     row = np.array([1.0, 0.5, 2.0, -1.0, 0.0, 1.5, 1.0, -3.0], np.float32)
-    kept = naive_survivors(row, params)
+    kept = naivesurvivors(row, params)
     weights = np.exp(row[kept].astype(np.float64) / 0.7)
     expected = dict(zip(kept, weights / weights.sum(), strict=True))
     draws = 20_000
@@ -166,6 +166,28 @@ def test_logprob_is_the_log_of_softmax():
         ("max_tokens", 0),
         ("max_tokens", -1),
         ("max_tokens", True),
+        ("typical_p", 1.5),
+        ("top_n_sigma", -1),
+        ("xtc_probability", 1.1),
+        ("xtc_threshold", -0.1),
+        ("dynatemp_range", math.inf),
+        ("dynatemp_exponent", -1),
+        ("repeat_penalty", 0),
+        ("repeat_penalty", -1),
+        ("repeat_last_n", -2),
+        ("presence_penalty", math.nan),
+        ("frequency_penalty", "x"),
+        ("dry_multiplier", -0.5),
+        ("dry_base", 0.5),
+        ("dry_allowed_length", 0),
+        ("dry_penalty_last_n", -2),
+        ("mirostat_mode", 1),
+        ("mirostat_mode", 3),
+        ("mirostat_tau", -1),
+        ("mirostat_eta", 2),
+        ("top_logprobs", -1),
+        ("top_logprobs", 3),
+        ("min_tokens", -1),
     ],
 )
 def test_impossible_parameters_are_refused_by_name(name, value):

@@ -15,6 +15,7 @@ from gguf_writer import gguf_bytes
 
 from llama3jit.errors import DownloadError, InvalidArgumentError, ModelNotFoundError
 from llama3jit.files.catalogue import CATALOGUE, DEFAULT_MODEL
+from llama3jit.files.from_hub import parse
 from llama3jit.files.from_pypi import SOURCE
 from llama3jit.files.store import Store, default_store, resolve
 
@@ -34,8 +35,13 @@ def test_the_catalogue_is_sound(store: Store) -> None:
         assert name == row.name
         assert store.path(name).name == f"{name}.gguf"
         assert re.fullmatch("[0-9a-f]{64}", row.sha256)
-        assert SOURCE.fullmatch(row.source)
+        if row.source.startswith("hf:"):
+            assert parse(row.source).file.endswith(".gguf")
+        else:
+            assert SOURCE.fullmatch(row.source)
         assert row.size > 0
+        assert row.licence
+    assert len({row.sha256 for row in CATALOGUE.values()}) == len(CATALOGUE) > 11
 
 
 def test_put_find_list_remove(store: Store) -> None:
@@ -100,7 +106,7 @@ def test_resolve(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         DEFAULT_MODEL: f"fetch it by: llama3jit pull {DEFAULT_MODEL}",
         "some-modle": "did you mean some-model;",
         "smollm2": "did you mean smollm2-135m-instruct",
-        "zzz": "no model 'zzz'; there are smollm2-135m-instruct, some-model; or give the path",
+        "zzz": "no model 'zzz'; llama3jit list --all shows what there is; or give the path",
         "own-modl.gguf": r"no such file; did you mean own-model\.gguf",
         str(tmp_path): r"is not a file; expected a GGUF file; did you mean .*own-model\.gguf",
         "nowhere/x.gguf": "no such file",

@@ -162,3 +162,10 @@ def test_long_runs_are_not_quadratic(character: str) -> None:
 
     seconds(1000)
     assert seconds(100_000) < 2.0
+
+
+def test_a_text_that_continues_gets_no_space() -> None:
+    tokenizer = load_tokenizer(v.sentencepiece({"▁": -7.0, "▁a": -1.0, "a": -2.0}))
+    assert tokenizer.decode(tokenizer.encode("a", add_bos=False), continues=True) == " a"
+    ids = tokenizer.encode("a", add_bos=False, continues=True)
+    assert tokenizer.decode(ids, continues=True) == "a"

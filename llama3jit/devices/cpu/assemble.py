@@ -19,6 +19,9 @@ from llama3jit.ops.op import Op
 
 Int64 = NDArray[np.int64]
 
+# Words of a row: how many bytes its words are, and whether all threads meet after it.
+ROW_BYTES, BARRIER = 2, 3
+
 
 class Dims:
     """The int64 that rows point to for their dims: one for each symbol and each number in use."""
@@ -63,8 +66,8 @@ def assemble(
         record = [0] * (entry.HEADER_WORDS + len(index))
         record[0] = library.address(unit, "entry")
         record[1] = library.address(unit, "count")
-        record[2] = len(record) * entry.WORD
-        record[3] = int(barrier)
+        record[ROW_BYTES] = len(record) * entry.WORD
+        record[BARRIER] = int(barrier)
         shapes: list[Shape] = []
         for parameter in op.signature.parameters:
             if parameter.is_array:
@@ -94,3 +97,13 @@ def _bits(dtype: str, number: float) -> int:
         return int(np.float32(number).view(np.uint32))
     assert dtype == "i64"
     return int(number)
+
+
+def split_words(words: Int64) -> list[Int64]:
+    """The words of each row by itself, as views."""
+    found, at = [], 0
+    while at < len(words):
+        end = at + int(words[at + ROW_BYTES]) // entry.WORD
+        found.append(words[at:end])
+        at = end
+    return found

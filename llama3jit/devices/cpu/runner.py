@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from llama3jit.compile.library import Library
 from llama3jit.compile.units import WALKER
 from llama3jit.devices import Leading, Limits
+from llama3jit.devices.blocks import copy_block, read_block, write_block
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cpu.arena import Arena
-from llama3jit.devices.cpu.assemble import Dims, assemble
+from llama3jit.devices.cpu.assemble import BARRIER, Dims, assemble, split_words
 from llama3jit.devices.cpu.lower import Lowered, chunk_operands, split_attention, split_units
 from llama3jit.devices.cpu.packing import pack_units, passes
 from llama3jit.devices.cpu.pool import Pool, get_pool
@@ -22,12 +23,13 @@ from llama3jit.errors import DeviceError
 from llama3jit.model import weights
 from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
-from llama3jit.model.plan import Operand
+from llama3jit.model.plan import Operand, Row
 from llama3jit.ops.signature import DTYPES
 from llama3jit.ops.split_attention import CHUNK, FEW
 
 if TYPE_CHECKING:
     from llama3jit.compile.build import Progress
+    from llama3jit.devices.capture import Arrays
 
 BATCH_NAMES = ("tokens", "positions", "seq_of", "block_tables", "logits_rows")
 
@@ -154,9 +156,51 @@ class CpuRunner:
             self._split = self._assemble(split), split
         return self._split
 
+    def rows_for(self, batch: Batch | None) -> tuple[Sequence[Row], Mapping[str, Operand]]:
+        """See Pausing."""
+        if self.pool is None:
+            raise DeviceError("the model is closed")
+        lowered = self.lowered if batch is None else self.prepare(batch)[1]
+        return lowered.rows, lowered.operands
+
+    def pausing(self, batch: Batch, stops: Sequence[int]) -> Iterator[tuple[int, Arrays]]:
+        """See Pausing."""
+        if self.pool is None:
+            raise DeviceError("the model is closed")
+        words, _ = self.prepare(batch)
+        each = split_words(words)
+        begin = 0
+        try:
+            for stop in stops:
+                some = np.concatenate(each[begin : stop + 1])
+                some[len(some) - len(each[stop]) + BARRIER] = 1  # as the walker wants of a last row
+                self.pool.run(some, stop + 1 - begin, self._cancel)
+                yield stop, self._arrays
+                begin = stop + 1
+        finally:
+            self.begin()
+
     def leading(self, batch: Batch) -> Leading | None:
         """See Runner."""
         return None
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See Runner."""
+        copy_block(self._caches(), source, target)
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """See Runner."""
+        return read_block(self._caches(), block)
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """See Runner."""
+        write_block(self._caches(), block, data)
+
+    def _caches(self) -> list[NDArray[Any]]:
+        if self.pool is None:
+            raise DeviceError("the model is closed")
+        operands = self.lowered.operands
+        return [self._arrays[name] for name, op in operands.items() if op.kind == "cache"]
 
     def begin(self) -> None:
         """See Runner."""

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from llama3jit import ops
+from llama3jit.devices.cpu.assemble import split_words
 from llama3jit.devices.cpu.runner import CpuRunner
 from llama3jit.devices.work import TimedRow, sizes_of_batch, sizes_text, work_of
 from llama3jit.model.batch import Batch
 
-ROW_BYTES = 2  # the word of a row that says how many bytes its words are
 SWEPT_BYTES = 2**28
 
 
@@ -64,16 +64,6 @@ def timed_rows(runner: CpuRunner, batch: Batch, repeats: int) -> tuple[list[Time
         for i, row in enumerate(lowered.rows)
     ]
     return rows, whole
-
-
-def split_words(words: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """The words of each row by itself, as views."""
-    found, at = [], 0
-    while at < len(words):
-        end = at + int(words[at + ROW_BYTES]) // 8
-        found.append(words[at:end])
-        at = end
-    return found
 
 
 def read_rate(threads: int, repeats: int) -> float:

@@ -112,6 +112,10 @@ class Gpu:
         target = int(host.ctypes.data)
         called(self._cu.cuMemcpyDtoHAsync(target, address, host.nbytes, self._handle))
 
+    def copy(self, target: int, source: int, size: int) -> None:
+        """Copy device bytes to where they do not overlap, in order."""
+        called(self._cu.cuMemcpyDtoDAsync(target, source, size, self._handle))
+
     def mark(self) -> Any:
         """A mark behind all work so far, for `wait`."""
         event = called(self._cu.cuEventCreate(self._cu.CUevent_flags.CU_EVENT_DISABLE_TIMING))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from llama3jit.compile.units import Unit
 from llama3jit.devices import Leading, Limits
 from llama3jit.devices.check import check_batch
 from llama3jit.devices.cuda.arrange import arranged
+from llama3jit.devices.cuda.blocks import Blocks, Cache
 from llama3jit.devices.cuda.lower import (
     Counts,
     Lowered,
@@ -33,7 +34,7 @@ from llama3jit.devices.cuda.memory import check_memory, place_operands
 from llama3jit.devices.cuda.shapes import Shape, largest_shape, nbytes_of, shape_of, sizes_of
 from llama3jit.devices.cuda.split import split
 from llama3jit.devices.cuda.upload import Uploader
-from llama3jit.errors import CancelledError, DeviceError
+from llama3jit.errors import CancelledError, DeviceError, InvalidArgumentError
 from llama3jit.model import weights
 from llama3jit.model.batch import Batch
 from llama3jit.model.config import ModelConfig
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 # the logits.
 Captured = tuple[Any, dict[str, NDArray[Any]], int]
 NO_SEQUENCE = -1  # that of a token which only fills a batch up
+T = TypeVar("T")
 
 
 class CudaRunner:
@@ -86,6 +88,7 @@ class CudaRunner:
             self._bases = {use: gpu.allocate(size) for use, size in self.memory.items()}
             self._arena = self._bases["buffers"], self.memory["buffers"]
             self._stage()
+            self._blocks = Blocks(gpu, self._caches())
             self._upload(gguf, config)
         except BaseException:
             gpu.close()
@@ -215,10 +218,7 @@ class CudaRunner:
     def _run(self, batch: Batch, *, leading: bool) -> None:
         """One pass, after which what was asked for is in pinned memory."""
         self._left = None
-        if not self._open:
-            raise DeviceError("the model is closed")
-        if self._failure is not None:
-            raise DeviceError(f"{self._failure}; load the model again, or use device='cpu'")
+        self._check_sound()
         shape = self.shape_of(batch)
         leading = leading and len(batch.logits_rows) > 0
         try:
@@ -326,6 +326,42 @@ class CudaRunner:
                 number = float(value)  # type: ignore[arg-type]
                 arguments.append(int(number) if parameter.dtype == "i64" else np.float32(number))
         return [*arguments, *(dims[name] for name in signature.dims)]
+
+    def _caches(self) -> list[Cache]:
+        n_blocks = self.limits.n_blocks
+        return [
+            Cache(self._address(name), self._places[name].nbytes // n_blocks)
+            for name, operand in self.lowered.operands.items()
+            if operand.kind == "cache"
+        ]
+
+    def copy_block(self, source: int, target: int) -> None:
+        """See Runner."""
+        self._with_blocks(self._blocks.copy, source, target)
+
+    def read_block(self, block: int) -> NDArray[np.uint8]:
+        """See Runner."""
+        return self._with_blocks(self._blocks.read, block)
+
+    def write_block(self, block: int, data: NDArray[np.uint8]) -> None:
+        """See Runner."""
+        self._with_blocks(self._blocks.write, block, data)
+
+    def _with_blocks(self, work: Callable[..., T], *given: Any) -> T:
+        self._check_sound()
+        self.gpu.enter()
+        try:
+            return work(*given)
+        except InvalidArgumentError:
+            raise
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _check_sound(self) -> None:
+        if not self._open:
+            raise DeviceError("the model is closed")
+        if self._failure is not None:
+            raise DeviceError(f"{self._failure}; load the model again, or use device='cpu'")
 
     def _stop_if_cancelled(self) -> None:
         if self._cancelled.is_set():
