@@ -32,7 +32,6 @@ CAPABILITY = [(9, 0)]
 PROCESSORS = [132]
 # Op -> the lowest compute capability that its kernel runs on; the others run on all.
 LEAST = {
-    "add_rmsnorm_matmul": (9, 0),
     "attention": (8, 0),
     "attention_chunks": (8, 0),
     "matmul": (8, 0),
@@ -94,7 +93,6 @@ TUNED: dict[str, tuple[str, tuple[str, ...]]] = {
     "swiglu": ("kernels_cuda.elementwise", ("",)),
     # Several ops in one, whose signatures are in FUSED.
     "add_rmsnorm": ("kernels_cuda.norm", ("",)),
-    "add_rmsnorm_matmul": ("kernels_cuda.matmul", _each(INT8, (1,))),
     "add_rmsnorm_quantize": ("kernels_cuda.norm", ("",)),
     "attention_merge_quantize": ("kernels_cuda.attention", _each(("",), HEAD_DIMS)),
     "leading": ("kernels_cuda.leading", ("",)),
@@ -115,9 +113,6 @@ _CACHES = (
 FUSED = {
     # x += y; out = rmsnorm(x)
     "add_rmsnorm": "x: f32[T, K], out: f32[T, K], y: f32[T, K], weight: f32[K], eps: f32",
-    # total = x + y; out = weight quantize(rmsnorm(total)); one token, sm_90
-    "add_rmsnorm_matmul": "out: f32[T, N], total: f32[T, K], weight: u8[rows, row_bytes], "
-    "x: f32[T, K], y: f32[T, K], gain: f32[K], eps: f32",
     # x += y; quantize(rmsnorm(x))
     "add_rmsnorm_quantize": "x: f32[T, K], "
     + _INT8_ROWS

@@ -5,7 +5,6 @@ from numba.cuda import types
 
 from kernels_cuda import few
 from kernels_cuda.few_int8_steps import step_of_one, step_of_tiles
-from kernels_cuda.few_norms import gains, normalised
 from kernels_cuda.few_sums import put_eight, put_one, total_of
 from kernels_cuda.fragments import FRAGMENTS
 from kernels_cuda.layouts import STEPS
@@ -65,51 +64,8 @@ def put_scales(to, xs, T, n_blocks, blocks, tokens, thread):
             put_4(u32(to + (b * tokens + t) * 4), value)
 
 
-@device
-def nothing(gain, K, thread):
-    """What `feed` asks for before other kernels have ended."""
-    return (f32(0.0),)
-
-
-def feed_of(tokens, has_minima):
-    """The function that puts activations which are there as int8 into shared memory."""
-
-    @device
-    def feed(early, to, scales, totals, xq, xs, xtotal, _, eps, T, K, blocks, n_blocks, thread):
-        # By different warps where there are few, so that they wait for memory at the same time.
-        put_rows(to, xq, T, K, blocks * 32, thread)
-        turned = (thread + THREADS // 2) & (THREADS - 1)
-        put_scales(scales, xs, T, n_blocks, blocks, tokens, turned)
-        if has_minima:
-            turned = (thread + THREADS // 4) & (THREADS - 1)
-            put_scales(totals, xtotal, T, n_blocks, blocks, tokens, turned)
-
-    return feed
-
-
 def make(name, tokens):
     """The kernel for a format, for 1 or for up to 8 tokens."""
-    product = product_of(name, tokens, nothing, feed_of(tokens, FRAGMENTS[name].minima is not None))
-
-    def matmul_int8(out, weight, xq, xs, xsum, xtotal, T, N, rows, row_bytes, K, n_blocks, halves):
-        product(out, weight, xq, xs, xtotal, i64(0), f32(0.0), T, N, K, n_blocks)
-
-    return matmul_int8
-
-
-def make_normed(name):
-    """The kernel for a format and one token, whose activations are the normalised sum of two."""
-    product = product_of(name, 1, gains, normalised)
-
-    def add_rmsnorm_matmul(out, total, weight, x, y, gain, eps, T, N, K, rows, row_bytes):
-        product(out, weight, total, x, y, gain, eps, T, N, K, K >> 5)
-
-    return add_rmsnorm_matmul
-
-
-def product_of(name, tokens, prepare, feed):
-    """The body of a kernel: `feed` fills shared memory once other kernels have ended, from what
-    `prepare` has loaded of `d` before, and from `a`, `b` and `c`."""
     form, step = FRAGMENTS[name], STEPS[name]
     step_blocks, step_bytes = step.blocks, step.total_bytes
     add = step_of_one(name) if tokens == 1 else step_of_tiles(name, 1, 0, 4 * tokens)
@@ -123,8 +79,7 @@ def product_of(name, tokens, prepare, feed):
     scale_bytes = 4 * tokens
     step_shift = step_blocks.bit_length() - 1
 
-    @device
-    def product(out, weight, a, b, c, d, eps, T, N, K, n_blocks):
+    def matmul_int8(out, weight, xq, xs, xsum, xtotal, T, N, rows, row_bytes, K, n_blocks, halves):
         grid_go()
         thread = i64(cuda.threadIdx.x)
         lane, warp = thread & 31, thread >> 5
@@ -136,7 +91,7 @@ def product_of(name, tokens, prepare, feed):
         stages = stages_of(fixed, step_bytes)
         x_at = base + PARTIAL + 2 * WARPS * outputs * 4
         scales_at = x_at + tokens * row_bytes_of(blocks * 32, 1)
-        totals_at = scales_at + blocks * scale_bytes if has_minima else i64(0)
+        totals_at = scales_at + blocks * scale_bytes if has_minima else scales_at
         ring = u32(base + fixed + warp * stages * step_bytes)
         barriers = u32(base + warp * stages * 8)
         past = u32(barriers + stages * 8)
@@ -161,9 +116,14 @@ def product_of(name, tokens, prepare, feed):
                     coming = mine
                     source += jump
             place, barrier = ring, barriers
-        early = prepare(d, K, thread)
         grid_wait()
-        feed(early, x_at, scales_at, totals_at, a, b, c, d, eps, T, K, blocks, n_blocks, thread)
+        # By different warps where there are few, so that they wait for memory at the same time.
+        put_rows(x_at, xq, T, K, blocks * 32, thread)
+        turned = (thread + THREADS // 2) & (THREADS - 1)
+        put_scales(scales_at, xs, T, n_blocks, blocks, tokens, turned)
+        if has_minima:
+            turned = (thread + THREADS // 4) & (THREADS - 1)
+            put_scales(totals_at, xtotal, T, n_blocks, blocks, tokens, turned)
         cuda.syncthreads()
         first = warp * step_blocks
         x_first = u32(
@@ -221,4 +181,4 @@ def product_of(name, tokens, prepare, feed):
             to += stride * (ROWS * 4)
             group += stride
 
-    return product
+    return matmul_int8

@@ -72,8 +72,8 @@ def start_scales(to, xs, count, n_blocks, first_block, thread):
 
 @device
 def kept(part, i):
-    """Where a thread keeps its i-th sum, as `mma_int8` numbers them: among those of 16 rows for each
-    token of each tile."""
+    """Where a thread keeps its i-th sum, as `mma_int8` numbers them: among those of 16 rows for
+    each token of each tile."""
     return u32(part + (i >> 2) * (8 * ROWS * 4) + (i & 1) * (ROWS * 4) + ((i >> 1) & 1) * 32)
 
 

@@ -8,8 +8,6 @@ from kernels_cuda.ptx import (
     bytes_of,
     dp4a,
     i32_to_f32,
-    put_4,
-    put_f32,
     rint_i32,
     shuffle_xor,
     shuffle_xor_u32,
@@ -36,9 +34,9 @@ def four_bytes(a, b, c, d):
 
 
 @device
-def of_block(a, b, c, d):
-    """Int8 of four values of each of eight neighbouring lanes, by all lanes of a warp at once: the
-    four, the block's scale, the sum of the four lanes' ints that hold the same 16, and of all."""
+def store_block(xq, xs, xsum, xtotal, at, inside, a, b, c, d):
+    """Values `at` to `at` + 3 of the rows taken as one, by each of eight neighbouring lanes; by all
+    lanes of a warp at once, of which those inside store."""
     largest = larger(larger(abs(a), abs(b)), larger(abs(c), abs(d)))
     largest = larger(largest, shuffle_xor(largest, u32(1)))
     largest = larger(largest, shuffle_xor(largest, u32(2)))
@@ -55,35 +53,15 @@ def of_block(a, b, c, d):
             rint_i32(c * inverse),
             rint_i32(d * inverse),
         )
-    half = dp4a(q, ONES, u32(0))
-    half = half + shuffle_xor_u32(half, u32(1))
-    half = u32(half + shuffle_xor_u32(half, u32(2)))
-    return q, scale, half, u32(half + shuffle_xor_u32(half, u32(4)))
-
-
-@device
-def store_block(xq, xs, xsum, xtotal, at, inside, a, b, c, d):
-    """Values `at` to `at` + 3 of the rows taken as one, by each of eight neighbouring lanes; by all
-    lanes of a warp at once, of which those inside store."""
-    q, scale, half, total = of_block(a, b, c, d)
-    block = at >> 5
     if inside:
         store_4(xq + at, q)
+    total = dp4a(q, ONES, u32(0))
+    total = total + shuffle_xor_u32(total, u32(1))
+    total = u32(total + shuffle_xor_u32(total, u32(2)))
+    block = at >> 5
     if inside and at & 15 == 0:
-        store_4(xsum + (at >> 4) * 4, half)
+        store_4(xsum + (at >> 4) * 4, total)
+    total = u32(total + shuffle_xor_u32(total, u32(4)))
     if inside and at & 31 == 0:
         store_f32(xs + block * 4, scale)
         store_f32(xtotal + block * 4, scale * i32_to_f32(total))
-
-
-@device
-def put_block(x, scales, totals, at, inside, a, b, c, d):
-    """The same to shared memory, of a row; no totals where `totals` is 0."""
-    q, scale, _, total = of_block(a, b, c, d)
-    block = u32(at >> 5) * 4
-    if inside:
-        put_4(u32(x + at), q)
-    if inside and at & 31 == 0:
-        put_f32(u32(scales + block), scale)
-    if inside and at & 31 == 0 and totals != 0:
-        put_f32(u32(totals + block), scale * i32_to_f32(total))

@@ -24,7 +24,7 @@ def split(variant):
 
 def stays(op, variant):
     """Whether a kernel's blocks stay for as long as there are rows."""
-    return CAPABILITY[0] >= (9, 0) and (op != "matmul" or split(variant)[1] <= 8)
+    return CAPABILITY[0] >= (9, 0) and (op == "matmul_int8" or split(variant)[1] <= 8)
 
 
 def rings_of(op, variant, dims):
@@ -65,10 +65,6 @@ def launch(op, variant, dims):
 
 def kernel(op, variant):
     name, tokens = split(variant)
-    if op == "add_rmsnorm_matmul":
-        from kernels_cuda.few_int8_rings import make_normed
-
-        return make_normed(name)
     if stays(op, variant):
         from kernels_cuda import few_halves_rings, few_int8_rings, few_int8_slices
 

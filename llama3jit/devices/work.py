@@ -69,7 +69,7 @@ def operations_of(
     row: Row, operands: Mapping[str, Operand], sizes: Mapping[str, int], seen: int
 ) -> int:
     """Two for each product of a matrix, four for each component of what attention sees."""
-    if "matmul" in row.op:
+    if row.op.startswith("matmul"):
         rows, n_out = _numbers(operands[str(row.operands["out"])], sizes, 2)
         return 2 * rows * n_out * columns_of(row, operands)
     if row.op in ("attention", "attention_chunks"):
@@ -94,7 +94,7 @@ def sizes_text(row: Row, operands: Mapping[str, Operand], sizes: Mapping[str, in
         first = operands[str(row.operands["q"])]
     elif "k" in row.operands:
         first = operands[str(row.operands["k"])]
-    if "matmul" in row.op:
+    if row.op.startswith("matmul"):
         return f"{prod(_numbers(first, sizes)[1:])} x {columns_of(row, operands)}"
     return " x ".join(map(str, _numbers(first, sizes)))
 

@@ -235,17 +235,6 @@ class FakeGpu:
         values["x"] += values["y"]
         normed(values, values["out"])
 
-    def add_rmsnorm_matmul(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
-        assert values["total"].ctypes.data != values["x"].ctypes.data
-        values["total"][:] = values["x"] + values["y"]
-        out = np.empty_like(values["x"])
-        reference(
-            "rmsnorm", "", out=out, x=values["total"], weight=values["gain"], eps=values["eps"]
-        )
-        made = int8_buffers(*out.shape)
-        quantise(made, out)
-        self.matmul_int8(unit, {**values, **made}, addresses, dims)
-
     def add_rmsnorm_quantize(self, unit: Any, values: Any, addresses: Any, dims: Any) -> None:
         values["x"] += values["y"]
         quantise(values, normed(values, np.empty_like(values["x"])))
@@ -287,16 +276,6 @@ def keys_of(kind: str, values: Any) -> np.ndarray:
     if kind != "f16":
         return values["k_cache"]
     return values["k_cache"].reshape(values["v_cache"].shape).swapaxes(2, 3)
-
-
-def int8_buffers(t: int, k: int) -> dict[str, np.ndarray]:
-    """What `quantise` makes, not made yet."""
-    return {
-        "xq": np.zeros((t, k), np.int8),
-        "xs": np.zeros((t, k // 32), np.float32),
-        "xsum": np.zeros((t, k // 16), np.int32),
-        "xtotal": np.zeros((t, k // 32), np.float32),
-    }
 
 
 def quantise(values: Any, x: np.ndarray) -> None:

@@ -183,18 +183,11 @@ def ops_of(tiny, counts, ways=FAST):
 
 def test_rows_become_one(tmp_path):
     tiny = tiny_model(tmp_path / "m.gguf", **WIDE, formats={"*": "Q4_0"})
-    attention = ["rope_append", "attention_chunks"]
-    feed = ["matmul_int8", "add_rmsnorm_matmul", "swiglu_quantize", "matmul_int8"]
-    assert ops_of(tiny, Counts(1, 1)) == [
-        *("embed", "rope_angles", "rmsnorm_quantize", "matmul_int8"),
-        *(*attention, "attention_merge_quantize", *feed, "add_rmsnorm_matmul"),
-        *(*attention, "attention_merge", "select_rows", "select_rows", "quantize", *feed),
-        "add_rmsnorm_matmul",
-    ]
+    attention = ["matmul_int8", "rope_append", "attention_chunks"]
     feed = ["matmul_int8", "add_rmsnorm_quantize", "matmul_int8", "swiglu_quantize", "matmul_int8"]
-    assert ops_of(tiny, Counts(2, 2, alone=True)) == [
-        *("embed", "rope_angles", "rmsnorm_quantize", "matmul_int8"),
-        *(*attention, "attention_merge_quantize", *feed, "add_rmsnorm_quantize", "matmul_int8"),
+    assert ops_of(tiny, Counts(1, 1)) == [
+        *("embed", "rope_angles", "rmsnorm_quantize"),
+        *(*attention, "attention_merge_quantize", *feed, "add_rmsnorm_quantize"),
         *(*attention, "attention_merge", "select_rows", "select_rows", "quantize", *feed),
         *("add_rmsnorm_quantize", "matmul_int8"),
     ]
@@ -403,7 +396,7 @@ def test_the_rows_of_a_pass_are_timed(tmp_path, ways):
     assert whole == 1e-3
     total = sum(row.seconds for row in rows)
     assert 10 <= round(total / 1e-3, 6) <= len({row.name + row.sizes for row in rows})
-    products = [row for row in rows if "matmul" in row.name]
+    products = [row for row in rows if row.name.startswith("matmul")]
     with open_gguf(tiny.path) as gguf:
         matrices = [t for t in gguf.tensors.values() if len(t.shape) == 2][1:]
     assert sum(row.operations for row in products) == sum(

@@ -219,14 +219,6 @@ def put_16(to: int, *values: int) -> None:
     struct.pack_into("<IIII", here.block.memory, to, *values)
 
 
-def put_4(to: int, value: int) -> None:
-    struct.pack_into("<I", here.block.memory, to, word(value))
-
-
-def put_f32(to: int, value: Any) -> None:
-    struct.pack_into("<f", here.block.memory, to, value)
-
-
 def nothing(*_: Any) -> None:
     pass
 
@@ -257,9 +249,7 @@ def instructions(memory: Memory) -> dict[str, Any]:
         "mma_f16": mma_f16,
         "matrices": matrices,
         "matrices_turned": lambda address: matrices(address, True),
-        "put_4": put_4,
         "put_16": put_16,
-        "put_f32": put_f32,
         "quotient": lambda a, b: int(a) // int(b),
         "remainder": lambda a, b: int(a) % int(b),
         "copies_come": dict.fromkeys(range(3), nothing),

@@ -78,34 +78,6 @@ def test_rows_to_int8(gpu, shape):
     is_int8_of(found, gate / (1 + np.exp(-gate)) * both[:, 1])
 
 
-@pytest.mark.parametrize("k", [32, 2048, 4096, 4352, 8192])
-@pytest.mark.parametrize("variant", kernels_cuda.INT8)
-def test_a_product_that_normalises(gpu, variant, k):
-    """As add_rmsnorm_quantize and matmul_int8 have it, bit for bit."""
-    if k % 256 and variant in ("q4_k", "q5_k", "q6_k", "iq4_xs"):
-        pytest.skip("rows of blocks of 256")
-    rng, n = np.random.default_rng(k), 2200
-    x, y, gain = floats(rng, 1, k), floats(rng, 1, k), floats(rng, k)
-    weight = gpu.packed(random_weight(rng, variant, n, k), variant, n, k)
-    made = gpu.run("add_rmsnorm_quantize", x=x, **int8_buffers(1, k), y=y, weight=gain, eps=1e-5)
-    total = made.pop("x")
-    made = {name: made[name] for name in int8_buffers(1, k)}
-    expected = gpu.run("matmul_int8", variant, out=nans(1, n), weight=weight, **made)["out"]
-    found = gpu.run(
-        "add_rmsnorm_matmul",
-        variant,
-        out=nans(1, n),
-        total=nans(1, k),
-        weight=weight,
-        x=x,
-        y=y,
-        gain=gain,
-        eps=1e-5,
-    )
-    assert found["total"].tobytes() == total.tobytes()
-    assert found["out"].tobytes() == expected.tobytes()
-
-
 def test_rope_angles(gpu):
     positions = np.array([0, 1, 77, 4095, 131071], np.int32)
     frequencies = 500000.0 ** (-np.arange(33) / 33)

@@ -17,7 +17,6 @@ INT8 = ("xq", "xs", "xsum", "xtotal")
 # Op -> the parameters that it makes anew, without reading them. What others write they may read.
 MADE = {
     "add_rmsnorm": ("out",),
-    "add_rmsnorm_matmul": ("out", "total"),
     "add_rmsnorm_quantize": INT8,
     "attention": ("out",),
     "attention_chunks": ("sums", "weights"),

@@ -6,8 +6,6 @@ were, or 0 if they are not of its kind.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from kernels_cuda import FLOATS
 from kernels_cuda.layouts import packed_shape
 from kernels_cuda.leading import WORDS
@@ -19,7 +17,6 @@ from llama3jit.devices.cuda.lower import (
     FEW,
     FEW_ALONE,
     MOST_CHUNKS,
-    MOST_NORMED,
     Counts,
     Lowered,
     Part,
@@ -58,15 +55,10 @@ class Lowering:
         self.int8: dict[str, Values] = {}
         self.halves: dict[str, Values] = {}
         self.made: set[str] = set()  # of those, by the rows that are being taken
-        # What the next product normalises for itself: of which operand, and the kernel's operands.
-        self.normed: dict[str, Values] = {}
 
     def run(self) -> None:
         """Apply the first rule that takes the next rows, until there are none."""
-        rules = (
-            *(self.qkv, self.gate_up, self.attention),
-            *(self.add_norm_product, self.add_norm, self.norm, self.product),
-        )
+        rules = (self.qkv, self.gate_up, self.attention, self.add_norm, self.norm, self.product)
         at = 0
         while at < len(self.rows):
             taken = next((n for rule in rules if (n := rule(at))), 0) or self.single(at)
@@ -116,8 +108,15 @@ class Lowering:
 
     def wants_int8(self, name: str, at: int) -> bool:
         """Whether all that reads an operand from row `at` on takes it as int8."""
-        readers = self.readers(name, at)
-        return bool(readers) and all(self.product_op(row) == "matmul_int8" for row in readers)
+        readers = 0
+        for row in self.rows[at:]:
+            if name in row.operands.values():
+                if name in written(row):
+                    break
+                if self.product_op(row) != "matmul_int8":
+                    return False
+                readers += 1
+        return readers > 0
 
     def make_int8(self, name: str) -> Values:
         """The operands that will hold an operand as int8, of which there is one at a time."""
@@ -182,10 +181,7 @@ class Lowering:
         op, x = self.product_op(rows[0]), str(rows[0].operands["x"])
         assert op is not None
         variant, weights = rows[0].variant, [str(row.operands["weight"]) for row in rows]
-        normed = self.normed.pop(x, None)
-        if normed is not None:
-            op = "add_rmsnorm_matmul"
-        values = self.activations(op, variant, x) if normed is None else normed
+        values = self.activations(op, variant, x)
         packed = self.packed(weights, variant, columns(self.lowered.operands[x]))
         dims = product_dims(rows[0], self.lowered.operands, self.count_of(x))
         operands = self.lowered.operands
@@ -272,52 +268,6 @@ class Lowering:
             op, made = "attention_merge_quantize", self.make_int8(out)
         self.add(op, "", {**made, **parts}, head_dim=size)
         return 1
-
-    def add_norm_product(self, at: int) -> int:
-        """A residual sum and the normalisation of it, which the one product of one token that reads
-        it does for itself. Its blocks read the sum's parts while one of them writes it, so the sum
-        goes elsewhere, and rows from there on find it there."""
-        rows = self.rows[at : at + 2]
-        if [row.op for row in rows] != ["add", "rmsnorm"]:
-            return 0
-        x, out = str(rows[0].operands["out"]), str(rows[1].operands["out"])
-        readers = self.readers(out, at + 2)
-        if rows[1].operands["x"] != x or len(readers) not in (1, 2, 3) or self.count_of(out) != 1:
-            return 0
-        dims = product_dims(readers[0], self.lowered.operands, 1)
-        variant = readers[0].variant
-        if self.product_op(readers[0]) != "matmul_int8" or dims["K"] > MOST_NORMED:
-            return 0
-        if self.unit("add_rmsnorm_matmul", variant, **dims) is None:
-            return 0
-        total = x.removesuffix(":sum") if x.endswith(":sum") else f"{x}:sum"
-        summed, normed = rows[0].operands, rows[1].operands
-        self.normed[out] = {
-            "total": total,
-            "x": x,
-            "y": summed["x"],
-            "gain": normed["weight"],
-            "eps": normed["eps"],
-        }
-        taken = (self.product, self.gate_up, self.qkv)[len(readers) - 1](at + 2)
-        if not taken:
-            del self.normed[out]
-            return 0
-        self.lowered.operands[total] = self.lowered.operands[x]
-        for i, row in enumerate(self.rows[at + 2 + taken :], at + 2 + taken):
-            moved = {key: total if value == x else value for key, value in row.operands.items()}
-            self.rows[i] = replace(row, operands=moved)
-        return 2 + taken
-
-    def readers(self, name: str, at: int) -> list[Row]:
-        """The rows from `at` on that read an operand before it is written again."""
-        found = []
-        for row in self.rows[at:]:
-            if name in row.operands.values():
-                if name in written(row):
-                    break
-                found.append(row)
-        return found
 
     def add_norm(self, at: int) -> int:
         """A residual sum and the normalisation of it."""

@@ -30,11 +30,9 @@ FEW, FEW_ALONE = 64, 128
 # tokens could be taken in their place.
 MOST_CHUNKS = 4096
 MOST_SHARED_HEADS = 16  # query heads to a KV head, for the tuned attention
-# Values up to which each block of a product normalises a token for itself.
-MOST_NORMED = 8192
 # Tokens of several sequences, one each, and rows of logits, up to which a product takes int8; so a
 # token that is decoded is worked out in the same way, however many others are.
-MOST_INT8 = 64
+MOST_INT8 = 16
 MOST_FLOATS = 8  # and one of floats its own kernel, though sums then are in another order
 INT8 = {"xq": ("i8", 1), "xs": ("f32", 32), "xsum": ("i32", 16), "xtotal": ("f32", 32)}
 
