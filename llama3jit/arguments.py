@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import operator
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
+from llama3jit.checks import did_you_mean
 from llama3jit.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -86,8 +86,7 @@ def split_sampling(sampling: Sampling) -> tuple[SamplingParams, tuple[str, ...]]
     known = Sampling.__annotations__
     for name in sampling:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise InvalidArgumentError(
                 f"unknown argument {name!r}{hint} (there are: {', '.join(known)})"
             )

@@ -8,6 +8,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Unpack
 
 from llama3jit.arguments import split_sampling
+from llama3jit.checks import check_whole
 from llama3jit.errors import InvalidArgumentError, SessionError
 from llama3jit.generation import async_last, last, make_generation
 from llama3jit.guides import make_guides
@@ -87,8 +88,7 @@ class Session:
         with self._idle():
             talk = self._talk
             head, all_turns = split_turns(talk.messages)
-            if isinstance(turns, bool) or not isinstance(turns, int) or turns < 0:
-                raise InvalidArgumentError(f"turns is {turns!r:.60}; expected a whole number")
+            check_whole("turns", turns, 0)
             n_kept = len(all_turns) - turns
             if n_kept < 0:
                 raise InvalidArgumentError(

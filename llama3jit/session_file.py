@@ -13,7 +13,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama3jit.arguments import split_sampling
 from llama3jit.errors import InvalidArgumentError, Llama3JitError, SessionError
+from llama3jit.files.whole import write_whole
 from llama3jit.session import Session
 from llama3jit.talk import Talk
 
@@ -61,28 +61,18 @@ def write_session(path: str | os.PathLike[str], llm: Llama, talk: Talk, sampling
         for block in blocks:
             yield block.tobytes()
 
+    def summed() -> Iterator[bytes]:
+        digest = hashlib.sha256()
+        for chunk in chunks():
+            digest.update(chunk)
+            yield chunk
+        yield digest.digest()
+
     target = Path(path)
     try:
-        _write_whole(target, chunks())
+        write_whole(target, summed(), private=True)
     except OSError as error:
         raise SessionError(f"{target} cannot be written: {error}") from None
-
-
-def _write_whole(target: Path, chunks: Iterator[bytes]) -> None:
-    handle, fresh = tempfile.mkstemp(prefix=f"{target.name}.", suffix=".new", dir=target.parent)
-    try:
-        digest = hashlib.sha256()
-        with open(handle, "wb") as file:
-            for chunk in chunks:
-                digest.update(chunk)
-                file.write(chunk)
-            file.write(digest.digest())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, target)
-    finally:
-        with suppress(FileNotFoundError):
-            os.unlink(fresh)
 
 
 def read_session(path: str | os.PathLike[str], llm: Llama, sampling: Sampling) -> Session:

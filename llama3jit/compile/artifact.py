@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +24,7 @@ from llama3jit.compile.cuda.targets import CudaTarget
 from llama3jit.compile.targets import Target
 from llama3jit.compile.units import Unit, exports, symbols, unit_named
 from llama3jit.errors import CompileError
+from llama3jit.files.whole import write_whole
 
 FORMAT = 1
 SHIPPED = Path(__file__).parents[1] / "_kernels"
@@ -100,7 +100,7 @@ def write_artifact(
     for target, objects in built.items():
         code = link([_object(path) for path in objects.values()])
         file = f"llama3jit-{target.name}.so"
-        _replace(folder / file, code)
+        write_whole(folder / file, code)
         targets[target.name] = {
             "file": file,
             "sha256": hashlib.sha256(code).hexdigest(),
@@ -109,7 +109,7 @@ def write_artifact(
         }
     images, described = write_images(cuda) if cuda else ({}, {})
     for file, content in images.items():
-        _replace(folder / file, content)
+        write_whole(folder / file, content)
     manifest = {
         "format": FORMAT,
         "sources": sources.everything(),
@@ -118,7 +118,7 @@ def write_artifact(
         "cuda": described,
     }
     text = json.dumps(manifest, indent=1, sort_keys=True)
-    _replace(folder / MANIFEST, text.encode())
+    write_whole(folder / MANIFEST, text.encode())
     return folder / MANIFEST
 
 
@@ -136,16 +136,3 @@ def _describe(unit: Unit, target: Target) -> dict[str, Any]:
         for name, n in exports(unit).items()
     }
     return {"key": sources.source_key(unit, target), "exports": described}
-
-
-def _replace(path: Path, content: bytes) -> None:
-    import tempfile
-
-    handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=path.name)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
-        Path(fresh).chmod(0o644)
-        os.replace(fresh, path)
-    finally:
-        Path(fresh).unlink(missing_ok=True)

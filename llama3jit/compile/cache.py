@@ -22,6 +22,7 @@ from llama3jit.compile.cuda.targets import CudaTarget
 from llama3jit.compile.sources import key
 from llama3jit.compile.targets import AnyTarget
 from llama3jit.compile.units import Unit
+from llama3jit.files.whole import write_whole
 
 DIGEST_BYTES = 32
 KEY_DIGITS = 24
@@ -136,16 +137,6 @@ def sealed(code: bytes) -> bytes:
 def write_sealed(path: Path, code: bytes) -> None:
     """Write code as it is stored."""
     write_whole(path, sealed(code))
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file beside its place, and rename it there."""
-    fresh = Path(f"{path}.{os.getpid()}.new")
-    try:
-        fresh.write_bytes(content)
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
 
 
 def unsealed(path: Path) -> bytes | None:

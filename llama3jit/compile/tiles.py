@@ -26,7 +26,8 @@ def usable(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
     """Ask for tile registers, and find out whether they work."""
     if sys.platform != "linux" or not permitted():
         return False
-    from llama3jit.compile.cache import user_folder, write_whole
+    from llama3jit.compile.cache import user_folder
+    from llama3jit.files.whole import write_whole
 
     path = user_folder() / f"tiles-{_processor(cpuinfo)}"
     with suppress(OSError):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from llama3jit.checks import check_whole
 from llama3jit.devices import Limits, Runner
 from llama3jit.errors import DeviceError, InvalidArgumentError, MemoryLimitError
 
@@ -59,8 +59,8 @@ def open_runner(
     one_of("device", kind_of(device), DEVICES, device)
     one_of("kv_dtype", kv_dtype, KV_DTYPES)
     one_of("precision", precision, PRECISIONS)
-    if isinstance(threads, bool) or not (threads is None or hasattr(threads, "__index__")):
-        raise InvalidArgumentError(f"threads is {threads!r:.60}; expected a whole number")
+    if threads is not None:
+        threads = check_whole("threads", threads)
     card = find_device(device)
     if max_tokens is None:
         max_tokens = MAX_TOKENS if card is None else MAX_TOKENS_GPU
@@ -149,17 +149,10 @@ def make_limits(
 
     if n_ctx is None:
         n_ctx = min(config.context_length, DEFAULT_N_CTX)
-    for name, value, most in (
-        ("n_ctx", n_ctx, MAX_N_CTX),
-        ("max_sequences", max_sequences, 4096),
-        ("max_tokens", max_tokens, 65536),
-    ):
-        if isinstance(value, bool) or not hasattr(value, "__index__"):
-            raise InvalidArgumentError(f"{name} is {value!r:.60}; expected a whole number")
-        if not 1 <= value <= most:
-            raise InvalidArgumentError(f"{name} is {value}; expected 1 to {most}")
-    # NumPy's numbers wrap round.
-    n_ctx, max_sequences, max_tokens = map(operator.index, (n_ctx, max_sequences, max_tokens))
+    # As Python's numbers: NumPy's wrap round.
+    n_ctx = check_whole("n_ctx", n_ctx, 1, MAX_N_CTX)
+    max_sequences = check_whole("max_sequences", max_sequences, 1, 4096)
+    max_tokens = check_whole("max_tokens", max_tokens, 1, 65536)
     if max_sequences > max_tokens:
         raise InvalidArgumentError(
             f"max_sequences is {max_sequences}; a batch of max_tokens {max_tokens} cannot hold a "

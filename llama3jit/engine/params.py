@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from llama3jit.checks import check_whole
 from llama3jit.errors import InvalidArgumentError
 
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
@@ -60,7 +61,8 @@ class SamplingParams:
             value = getattr(self, name)
             if value is None and name in ("max_tokens", "seed"):
                 continue
-            (_check_int if kind == "int" else _check_number)(name, value, low, high, note)
+            check = check_whole if kind == "int" else _check_number
+            check(name, value, low, high, f" ({note})")
         if self.mirostat_mode not in (0, 2):
             raise InvalidArgumentError(
                 f"mirostat_mode is {self.mirostat_mode}: expected 0 (off) or 2 (mirostat 2.0)"
@@ -131,23 +133,15 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
-def _check_int(name: str, value: object, low: float, high: float, note: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidArgumentError(f"{name} is {value!r}: expected a whole number ({note})")
-    if not low <= value <= high:
-        bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"
-        raise InvalidArgumentError(f"{name} is {value}: expected {bounds} ({note})")
-
-
 def _check_number(name: str, value: object, low: float, high: float, note: str) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InvalidArgumentError(f"{name} is {value!r}: expected a number ({note})")
+        raise InvalidArgumentError(f"{name} is {value!r}: expected a number{note}")
     most = sys.float_info.max
     if not max(low, -most) <= value <= min(high, most):
         bounds = f"{low:g} to {high:g}"
         if high == math.inf:
             bounds = "a finite number" + ("" if low == -math.inf else f", {low:g} or more")
-        raise InvalidArgumentError(f"{name} is {value}: expected {bounds} ({note})")
+        raise InvalidArgumentError(f"{name} is {value}: expected {bounds}{note}")
 
 
 def _texts(breakers: object) -> tuple[str, ...]:

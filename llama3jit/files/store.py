@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Any
 from llama3jit.errors import DownloadError, InvalidArgumentError, ModelNotFoundError
 from llama3jit.files import from_hub
 from llama3jit.files.catalogue import CATALOGUE
+from llama3jit.files.whole import write_whole
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -106,9 +107,8 @@ class Store:
     def write_record(self, model: StoredModel) -> None:
         """Keep what is known of a model beside it."""
         record = self.path(model.name).with_suffix(".json")
-        temporary = record.with_name(f".{record.name}.tmp")
-        temporary.write_text(json.dumps(asdict(replace(model, file="")), indent=1) + "\n")
-        os.replace(temporary, record)
+        text = json.dumps(asdict(replace(model, file="")), indent=1) + "\n"
+        write_whole(record, text.encode())
 
     def remove(self, name: str) -> StoredModel:
         """Delete a model and what was kept of it.

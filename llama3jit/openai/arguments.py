@@ -65,15 +65,6 @@ def sampling_of(given: Mapping[str, Any], more: Mapping[str, Any], defaults: Def
     return sampling  # type: ignore[return-value]
 
 
-def check_count(name: str, value: object, low: int, high: int, note: str = "") -> int:
-    """A whole number between two others."""
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise InvalidArgumentError(
-            f"{name} is {value!r:.60}: expected a whole number from {low} to {high}{note}"
-        )
-    return value
-
-
 def check_flag(name: str, value: object) -> bool:
     """True or False; None is False."""
     if value is not None and not isinstance(value, bool):

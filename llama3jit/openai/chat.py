@@ -9,9 +9,10 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from llama3jit.checks import check_whole
 from llama3jit.errors import InvalidArgumentError, UnsupportedError
 from llama3jit.generation import chat_generation
-from llama3jit.openai.arguments import MOST_CHOICES, check_count, check_flag, sampling_of, seeded
+from llama3jit.openai.arguments import MOST_CHOICES, check_flag, sampling_of, seeded
 from llama3jit.openai.choices import interleaved, usage_of
 from llama3jit.openai.tools import Tools, encoder, forced_format, read_tools, shown_marks
 from llama3jit.text.tool_calls import Piece, TextPiece, ToolCallParser
@@ -71,12 +72,12 @@ def create_chat_completion(
     more arguments of `chat`.  See docs/openai.md; raises as `chat` does.
     """
     arguments = sampling_of({**locals()}, sampling, llm._defaults)
-    check_count("n", n, 1, MOST_CHOICES)
+    check_whole("n", n, 1, MOST_CHOICES)
     check_flag("stream", stream)
     if check_flag("logprobs", logprobs):
         top = 0 if top_logprobs is None else top_logprobs
         arguments["logprobs"] = True
-        arguments["top_logprobs"] = check_count("top_logprobs", top, 0, llm.vocab_size)
+        arguments["top_logprobs"] = check_whole("top_logprobs", top, 0, llm.vocab_size)
     elif top_logprobs is not None:
         raise InvalidArgumentError("top_logprobs is given without logprobs=True")
     found = read_tools(functions, function_call, tools, tool_choice)

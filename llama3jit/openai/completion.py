@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from llama3jit.arguments import as_ids
+from llama3jit.checks import check_whole
 from llama3jit.generation import text_generation
-from llama3jit.openai.arguments import MOST_CHOICES, check_count, check_flag, sampling_of, seeded
+from llama3jit.openai.arguments import MOST_CHOICES, check_flag, sampling_of, seeded
 from llama3jit.openai.choices import interleaved, usage_of
 from llama3jit.openai.infill import infill_ids
 
@@ -66,10 +67,10 @@ def create_completion(
     `generate`.  See docs/openai.md; raises as `generate` does.
     """
     arguments = sampling_of({**locals()}, sampling, llm._defaults)
-    check_count("n", n, 1, MOST_CHOICES)
+    check_whole("n", n, 1, MOST_CHOICES)
     check_flag("stream", stream)
     if logprobs is not None:
-        top = check_count("logprobs", logprobs, 0, llm.vocab_size)
+        top = check_whole("logprobs", logprobs, 0, llm.vocab_size)
         arguments["logprobs"], arguments["top_logprobs"] = True, top
     ids = _ids_of(llm, prompt, suffix)
     before = prompt if isinstance(prompt, str) else _text_of(llm, ids)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypedDict
 
 from llama3jit.arguments import OnOverflow, Progress
+from llama3jit.checks import check_whole, did_you_mean
 from llama3jit.errors import InvalidArgumentError
 from llama3jit.openai.arguments import RANDOM_SEEDS
 from llama3jit.openai.chat_formats import template_of
@@ -183,8 +183,7 @@ def _check_names(options: Mapping[str, Any]) -> None:
     known = list(Options.__annotations__)
     for name in options:
         if name not in known:
-            near = difflib.get_close_matches(name, known, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = did_you_mean(name, known)
             raise InvalidArgumentError(f"unknown argument {name!r} of Llama{hint}")
 
 
@@ -202,10 +201,7 @@ def _put(
 def _device(model_path: str | Path, options: Mapping[str, Any]) -> str:
     layers, gpu = options.get("n_gpu_layers", 0), options.get("main_gpu", 0)
     for name, value, low in (("n_gpu_layers", layers, -1), ("main_gpu", gpu, 0)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < low:
-            raise InvalidArgumentError(
-                f"{name} is {value!r:.60}: expected a whole number, {low} or more"
-            )
+        check_whole(name, value, low)
     if layers == 0:
         return "cpu"
     if layers > 0 and layers < (held := _layers_of(model_path)):

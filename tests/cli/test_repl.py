@@ -261,14 +261,15 @@ def test_a_file_that_is_cut_short_leaves_the_old_one(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     save(Conversation("old"), path)
 
-    def full(self, data):
+    def full(handle):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pathlib.Path.write_bytes", full)
+    monkeypatch.setattr("os.fsync", full)
     with pytest.raises(InvalidArgumentError, match="No space left"):
         save(Conversation("new"), path)
     assert load(path).system == "old"
     assert list(tmp_path.iterdir()) == [path]
+    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_probs_are_those_of_the_model(told):

@@ -12,6 +12,7 @@ from llama3jit.model.batch import Piece, make_batch
 
 DTYPES = ["f16", "f32", "q8_0", "q4_0"]
 N = 70  # tokens: a full block and a part of one
+ON_GPU = pytest.param("cuda", marks=pytest.mark.gpu)
 GPU_WAYS = {"cuda fast": FAST, "cuda exact": EXACT, "cuda portable": PORTABLE}
 
 
@@ -37,7 +38,7 @@ def last_logits(runner, table):
 
 
 @pytest.mark.parametrize("kv_dtype", DTYPES)
-@pytest.mark.parametrize("device", ["cpu", "reference", *GPU_WAYS])
+@pytest.mark.parametrize("device", ["cpu", "reference", *GPU_WAYS, ON_GPU])
 def test_blocks_move_within_a_cache_and_between_two(tiny, device, kv_dtype):
     runner = open_on(tiny, device, kv_dtype)
     filled(runner, [1, 4])

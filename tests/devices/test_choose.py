@@ -33,8 +33,8 @@ def config(tiny):
         ({"kv_dtype": "q8_0"}, "kv_dtype q8_0 .*head_dim is 16, .*use f16 or f32"),
         ({"kv_dtype": "q4_0", "device": "reference"}, "kv_dtype q4_0 .*head_dim is 16"),
         ({"precision": "slow"}, "precision is 'slow'; expected fast, exact"),
-        ({"n_ctx": 0}, "n_ctx is 0; expected 1 to"),
-        ({"n_ctx": 2**31}, "n_ctx is 2147483648; expected 1 to"),
+        ({"n_ctx": 0}, "n_ctx is 0: expected 1 to"),
+        ({"n_ctx": 2**31}, "n_ctx is 2147483648: expected 1 to"),
         ({"max_sequences": 0}, "max_sequences is 0"),
         ({"max_tokens": 65537}, "max_tokens is 65537"),
         ({"max_sequences": 9, "max_tokens": 8}, "max_sequences is 9; a batch of max_tokens 8"),
@@ -49,7 +49,7 @@ def test_choices_that_there_are_not(tiny, options, message):
 @pytest.mark.parametrize("name", ["n_ctx", "threads", "max_sequences"])
 @pytest.mark.parametrize("value", ["64", 64.0, True, float("nan"), []])
 def test_numbers_that_are_none(tiny, name, value):
-    with pytest.raises(InvalidArgumentError, match=f"{name} is .*; expected a whole number"):
+    with pytest.raises(InvalidArgumentError, match=f"{name} is .*: expected a whole number"):
         opened(tiny, **{name: value})
 
 

@@ -20,13 +20,13 @@ _KEYS = {"format", "version", "system", "parameters", "messages"}
 def save(conversation: Conversation, path: Path) -> None:
     """Write a conversation, whole or not at all; in place of another conversation, and of no other
     file. Raises InvalidArgumentError."""
-    from llama3jit.compile.cache import write_whole
+    from llama3jit.files.whole import write_whole
 
     try:
         target = path.resolve()  # a link stays a link
         if target.exists():
             _check_replaceable(target)
-        write_whole(target, _written(conversation))
+        write_whole(target, _written(conversation), private=True)
     except OSError as error:
         raise InvalidArgumentError(f"{path} cannot be written: {error.strerror}") from None
 

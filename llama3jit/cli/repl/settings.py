@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
 from llama3jit.arguments import Sampling, split_sampling
+from llama3jit.checks import did_you_mean
 from llama3jit.cli.repl.entry import unfenced
 from llama3jit.cli.repl.rendering import say
 from llama3jit.errors import InvalidArgumentError
@@ -113,8 +113,7 @@ def _set_parameter(talk: Talk, name: str, text: str) -> None:
     if name not in known:
         if name in Sampling.__annotations__:
             raise InvalidArgumentError(f"{name} is a Python function; it cannot be typed here")
-        near = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean {near[0]!r}?" if near else "; /set lists them"
+        hint = did_you_mean(name, known, "; /set lists them")
         raise InvalidArgumentError(f"there is no parameter {name!r:.40}{hint}")
     value = parsed(text, known[name])
     parameters = {**talk.conversation.parameters, name: value}
