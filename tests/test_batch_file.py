@@ -251,7 +251,7 @@ def test_what_is_done_stays_when_the_run_is_ended(kind, tmp_path):
     code = f"""
         import sys
         sys.path.insert(0, {str(ROOT / "tests")!r})
-        from test_batch import Fake
+        from test_batch_file import Fake
         import llama3jit.api
         from llama3jit.cli import main
         llama3jit.api.load = lambda *a, **k: Fake(pause=0.02)
