@@ -99,11 +99,14 @@ class Terminal:
     def status(self):
         """The exit status, with all output read."""
         deadline = time.monotonic() + PATIENCE_S
-        while self.process.poll() is None and time.monotonic() < deadline:
-            if select.select([self.master], [], [], 0.1)[0]:
+        while time.monotonic() < deadline:
+            ended = self.process.poll() is not None
+            if select.select([self.master], [], [], 0 if ended else 0.1)[0]:
                 new = os.read(self.master, 4096).decode(errors="replace")
                 self.seen += new
                 self.all += new
+            elif ended:
+                break
         return self.process.wait(timeout=1)
 
     def is_as_first(self):
