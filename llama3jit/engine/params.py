@@ -6,7 +6,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 
@@ -61,6 +61,10 @@ class SamplingParams:
             if value is None and name in ("max_tokens", "seed"):
                 continue
             (_check_int if kind == "int" else _check_number)(name, value, low, high, note)
+        if not isinstance(self.logprobs, bool | np.bool_):
+            raise InvalidArgumentError(
+                f"logprobs is {_shown(self.logprobs)}: expected True or False"
+            )
         if self.mirostat_mode not in (0, 2):
             raise InvalidArgumentError(
                 f"mirostat_mode is {self.mirostat_mode}: expected 0 (off) or 2 (mirostat 2.0)"
@@ -131,23 +135,42 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
+def _shown(value: object) -> str:
+    """The beginning of what a value is written as; Python refuses to write very long numbers."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:
+        return f"a very long {type(value).__name__}"
+
+
+def _is_whole(value: object) -> TypeGuard[int | np.integer]:
+    # NumPy counts spans of time among its integers.
+    return isinstance(value, int | np.integer) and not isinstance(value, bool | np.timedelta64)
+
+
+def _is_number(value: object) -> TypeGuard[float | np.integer | np.floating]:
+    return _is_whole(value) or isinstance(value, float | np.floating)
+
+
 def _check_int(name: str, value: object, low: float, high: float, note: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer):
-        raise InvalidArgumentError(f"{name} is {value!r}: expected a whole number ({note})")
+    if not _is_whole(value):
+        raise InvalidArgumentError(f"{name} is {_shown(value)}: expected a whole number ({note})")
     if not low <= value <= high:
         bounds = f"{low} or more" if high == math.inf else f"{low} to {high}"
-        raise InvalidArgumentError(f"{name} is {value}: expected {bounds} ({note})")
+        raise InvalidArgumentError(f"{name} is {_shown(value)}: expected {bounds} ({note})")
 
 
 def _check_number(name: str, value: object, low: float, high: float, note: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InvalidArgumentError(f"{name} is {value!r}: expected a number ({note})")
+    if not _is_number(value):
+        raise InvalidArgumentError(f"{name} is {_shown(value)}: expected a number ({note})")
+    if isinstance(value, np.floating):  # float16 cannot be compared with what it cannot hold
+        value = float(value)
     most = sys.float_info.max
     if not max(low, -most) <= value <= min(high, most):
         bounds = f"{low:g} to {high:g}"
         if high == math.inf:
             bounds = "a finite number" + ("" if low == -math.inf else f", {low:g} or more")
-        raise InvalidArgumentError(f"{name} is {value}: expected {bounds} ({note})")
+        raise InvalidArgumentError(f"{name} is {_shown(value)}: expected {bounds} ({note})")
 
 
 def _texts(breakers: object) -> tuple[str, ...]:
@@ -172,13 +195,20 @@ def _biases(given: object) -> dict[int, float] | None:
         raise InvalidArgumentError(f"logit_bias is {given!r:.60}: expected a dict, id to number")
     biases = {}
     for token, value in given.items():
-        if isinstance(token, bool) or not str(token).isdecimal():
-            raise InvalidArgumentError(f"logit_bias has the key {token!r:.60}: expected a token id")
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if not number or not (value == -math.inf or math.isfinite(value)):
+        text = token if isinstance(token, str) else ""
+        if _is_whole(token):
+            text = _shown(int(token))
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
             raise InvalidArgumentError(
-                f"logit_bias of token {token} is {value!r:.60}: expected a finite number, or -inf "
-                f"to forbid the token"
+                f"logit_bias has the key {_shown(token)}: expected a token id"
             )
-        biases[int(token)] = float(value)
+        most = sys.float_info.max
+        if isinstance(value, np.floating):  # float16 cannot be compared with what it cannot hold
+            value = float(value)
+        if not _is_number(value) or not (value == -math.inf or -most <= value <= most):
+            raise InvalidArgumentError(
+                f"logit_bias of token {token} is {_shown(value)}: expected a finite number, or "
+                f"-inf to forbid the token"
+            )
+        biases[int(text)] = float(value)
     return biases
