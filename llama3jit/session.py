@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from contextlib import aclosing, closing, contextmanager
 from itertools import chain
 from typing import TYPE_CHECKING, Unpack
@@ -16,7 +17,7 @@ from llama3jit.overflow import Fitted, fit_messages, room_for_reply, shifts, spl
 from llama3jit.talk import Talk, Turn, continued
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator
     from os import PathLike
     from types import TracebackType
 
@@ -35,7 +36,10 @@ class Session:
     """
 
     def __init__(self, llm: Llama, talk: Talk, sampling: Sampling) -> None:
-        make_guides(sampling, *split_sampling(sampling), llm._tokenizer)  # says what is wrong
+        params, stop = split_sampling(sampling)
+        if not isinstance(sampling.get("stop"), str | Sequence | None):
+            sampling = {**sampling, "stop": stop}  # an iterator would be empty for the next turn
+        make_guides(sampling, params, stop, llm._tokenizer)  # says what is wrong
         self._llm = llm
         self._talk = talk
         self._sampling = sampling
@@ -214,5 +218,10 @@ def new_session(llm: Llama, system: str | None, messages: Messages, sampling: Sa
     from llama3jit.text.messages import plain_messages
 
     begun: list[Message] = [] if system is None else [{"role": "system", "content": system}]
-    begun += messages
+    try:
+        begun += messages
+    except TypeError:
+        raise InvalidArgumentError(
+            f"messages is {messages!r:.60}; expected a list of dicts with role and content"
+        ) from None
     return Session(llm, Talk(tuple(plain_messages(begun)) if begun else ()), sampling)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llama3jit.arguments import split_sampling
-from llama3jit.errors import InvalidArgumentError, Llama3JitError, SessionError
+from llama3jit.errors import Llama3JitError, SessionError
 from llama3jit.files.whole import write_whole
 from llama3jit.session import Session
 from llama3jit.talk import Talk
@@ -39,6 +39,7 @@ DIGEST_BYTES = 32
 
 def write_session(path: str | os.PathLike[str], llm: Llama, talk: Talk, sampling: Sampling) -> None:
     """Write a file whole or not at all; it is readable for its owner alone."""
+    target = _as_path(path)
     snapshot = llm._engine.save_cache(list(talk.tokens))
     blocks = snapshot.blocks
     header = {
@@ -68,7 +69,6 @@ def write_session(path: str | os.PathLike[str], llm: Llama, talk: Talk, sampling
             yield chunk
         yield digest.digest()
 
-    target = Path(path)
     try:
         write_whole(target, summed(), private=True)
     except OSError as error:
@@ -83,7 +83,7 @@ def read_session(path: str | os.PathLike[str], llm: Llama, sampling: Sampling) -
     import numpy as np
 
     split_sampling(sampling)
-    target = Path(path)
+    target = _as_path(path)
     try:
         with target.open("rb") as file:
             header = _read_header(file, target)
@@ -107,6 +107,16 @@ def read_session(path: str | os.PathLike[str], llm: Llama, sampling: Sampling) -
         shaped = blocks.reshape(header["n_blocks"], header["block_bytes"])
         llm._engine.load_cache(CacheSnapshot(tokens.astype(np.int64).tolist(), list(shaped)))
     return session
+
+
+def _as_path(path: str | os.PathLike[str]) -> Path:
+    try:
+        target = Path(path)
+    except TypeError:
+        raise SessionError(f"the path of the session is {path!r:.60}; expected text") from None
+    if "\0" in str(target):
+        raise SessionError(f"the path of the session, {path!r:.60}, has a NUL; leave it out")
+    return target
 
 
 def _identity(llm: Llama) -> dict[str, Any]:
@@ -203,7 +213,7 @@ def _talk(stored: dict[str, Any], path: Path) -> Talk:
             tuple(map(int, stored["tokens"])),
             tuple(map(int, stored["marks"])),
         )
-    except (KeyError, TypeError, ValueError, InvalidArgumentError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise SessionError(f"{path} is broken: its conversation: {error}") from None
 
 

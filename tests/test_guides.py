@@ -187,3 +187,19 @@ def test_a_session_keeps_what_can_be_kept(tmp_path):
         assert session.say("x").text == "AA"
         session.save(tmp_path / "s")
         assert llm.load_session(tmp_path / "s").say("x").text == "AA"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"type": "regex", "regex": "\ud800"},
+        {"type": "grammar", "grammar": 'start: "\ud800"'},
+        {"type": "json_object", "schema": {"enum": [{1}]}},
+        {"type": "json_object", "schema": {"const": float("nan")}},
+        {"type": "json_object", "schema": {"const": "\ud800"}},
+    ],
+)
+def test_a_response_format_that_is_no_text_or_json_is_refused(llama, given):
+    pytest.importorskip("llguidance")
+    with pytest.raises(InvalidArgumentError, match="response_format"):
+        chat(llama, response_format=given)

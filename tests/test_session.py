@@ -510,6 +510,7 @@ def test_a_file_that_was_cut_short_or_changed_is_refused(make, tmp_path):
         ("talk", []),
         ("talk", {"messages": [{"role": 1, "content": "x"}]}),
         ("talk", {"messages": 5}),
+        ("talk", {"left_out_turns": float("inf")}),
         ("sampling", {"max_tokens": "many"}),
         ("sampling", {"nonsense": 1}),
         ("sampling", {"logit_bias": 5}),
@@ -553,6 +554,25 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(make, tmp_path, monkey
 
 
 # Real weights.
+
+
+@pytest.mark.parametrize("path", [3, None, "a\0b"])
+def test_what_is_no_path_is_refused(make, path):
+    llm = make()
+    with pytest.raises(SessionError, match="path of the session"):
+        llm.session().save(path)
+    with pytest.raises(SessionError, match="path of the session"):
+        llm.load_session(path)
+
+
+def test_stop_strings_of_an_iterator_end_every_turn(make):
+    session = make().session(stop=iter(["E"]), temperature=0)
+    assert [session.say(text).text for text in ("one", "one")] == ["ON", "ON"]
+
+
+def test_messages_that_are_no_list_are_refused(make):
+    with pytest.raises(InvalidArgumentError, match="messages is 3"):
+        make().session(messages=3)
 
 
 @pytest.fixture(scope="module")

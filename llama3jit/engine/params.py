@@ -6,11 +6,11 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 import numpy as np
 
-from llama3jit.checks import check_whole
+from llama3jit.checks import check_whole, is_whole, shown
 from llama3jit.errors import InvalidArgumentError
 
 DRY_SEQUENCE_BREAKERS = ("\n", ":", '"', "*")
@@ -63,6 +63,10 @@ class SamplingParams:
                 continue
             check = check_whole if kind == "int" else _check_number
             check(name, value, low, high, f" ({note})")
+        if not isinstance(self.logprobs, bool | np.bool_):
+            raise InvalidArgumentError(
+                f"logprobs is {shown(self.logprobs)}: expected True or False"
+            )
         if self.mirostat_mode not in (0, 2):
             raise InvalidArgumentError(
                 f"mirostat_mode is {self.mirostat_mode}: expected 0 (off) or 2 (mirostat 2.0)"
@@ -133,15 +137,21 @@ def check_bias_ids(params: SamplingParams, vocab_size: int) -> None:
             )
 
 
+def _is_number(value: object) -> TypeGuard[float | np.integer | np.floating]:
+    return is_whole(value) or isinstance(value, float | np.floating)
+
+
 def _check_number(name: str, value: object, low: float, high: float, note: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-        raise InvalidArgumentError(f"{name} is {value!r}: expected a number{note}")
+    if not _is_number(value):
+        raise InvalidArgumentError(f"{name} is {shown(value)}: expected a number{note}")
+    if isinstance(value, np.floating):  # float16 cannot be compared with what it cannot hold
+        value = float(value)
     most = sys.float_info.max
     if not max(low, -most) <= value <= min(high, most):
         bounds = f"{low:g} to {high:g}"
         if high == math.inf:
             bounds = "a finite number" + ("" if low == -math.inf else f", {low:g} or more")
-        raise InvalidArgumentError(f"{name} is {value}: expected {bounds}{note}")
+        raise InvalidArgumentError(f"{name} is {shown(value)}: expected {bounds}{note}")
 
 
 def _texts(breakers: object) -> tuple[str, ...]:
@@ -166,13 +176,20 @@ def _biases(given: object) -> dict[int, float] | None:
         raise InvalidArgumentError(f"logit_bias is {given!r:.60}: expected a dict, id to number")
     biases = {}
     for token, value in given.items():
-        if isinstance(token, bool) or not str(token).isdecimal():
-            raise InvalidArgumentError(f"logit_bias has the key {token!r:.60}: expected a token id")
-        number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-        if not number or not (value == -math.inf or math.isfinite(value)):
+        text = token if isinstance(token, str) else ""
+        if is_whole(token):
+            text = shown(int(token))
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
             raise InvalidArgumentError(
-                f"logit_bias of token {token} is {value!r:.60}: expected a finite number, or -inf "
-                f"to forbid the token"
+                f"logit_bias has the key {shown(token)}: expected a token id"
             )
-        biases[int(token)] = float(value)
+        most = sys.float_info.max
+        if isinstance(value, np.floating):  # float16 cannot be compared with what it cannot hold
+            value = float(value)
+        if not _is_number(value) or not (value == -math.inf or -most <= value <= most):
+            raise InvalidArgumentError(
+                f"logit_bias of token {token} is {shown(value)}: expected a finite number, or "
+                f"-inf to forbid the token"
+            )
+        biases[int(text)] = float(value)
     return biases

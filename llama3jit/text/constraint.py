@@ -106,7 +106,10 @@ def _grammar(matcher: Any, kind: str, response_format: Mapping[str, Any]) -> str
                 f"response_format of type {kind!r} has {kind} {source!r:.60}: expected text"
             )
         from_source = matcher.grammar_from_regex if kind == "regex" else matcher.grammar_from_lark
-        return str(from_source(source))
+        try:
+            return str(from_source(source))
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"response_format of type {kind!r}: {error}") from None
     schema = response_format.get("schema") or {"type": "object"}
     if kind == "json_schema":
         schema = (response_format.get("json_schema") or {}).get("schema")
@@ -119,6 +122,10 @@ def _grammar(matcher: Any, kind: str, response_format: Mapping[str, Any]) -> str
         raise InvalidArgumentError(
             f"response_format of type {kind!r} has the schema {schema!r:.60}: expected a dict"
         )
+    try:
+        json.dumps(dict(schema), allow_nan=False, ensure_ascii=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidArgumentError(f"response_format: the schema is no JSON: {error}") from None
     options = {"whitespace_pattern": JSON_WHITESPACE}
     return str(matcher.grammar_from_json_schema(dict(schema), overrides=options))
 

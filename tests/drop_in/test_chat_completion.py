@@ -286,6 +286,7 @@ def test_forced_calls_with_definitions(make):
         "properties": {"size": {"$ref": "#/$defs/Size"}},
         "required": ["size"],
         "$defs": {"Size": {"enum": ["small", "large"]}},
+        "additionalProperties": False,
     }
     one = {"type": "function", "function": {"name": "shirt", "parameters": parameters}}
     [found] = make(noise).create_chat_completion(HI, tools=[one], tool_choice="required")["choices"]

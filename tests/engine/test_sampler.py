@@ -219,3 +219,28 @@ def test_when_the_largest_logits_are_not_enough():
     assert not is_led(SamplingParams(top_k=65), 64)
     assert not is_led(SamplingParams(top_k=0), 64)
     assert is_led(SamplingParams(top_k=0, temperature=0), 64)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("temperature", 10**5000),
+        ("temperature", np.complex64(1)),
+        ("temperature", np.timedelta64(1)),
+        ("top_k", np.timedelta64(3)),
+        ("max_tokens", -(10**5000)),
+        ("seed", 10**5000),
+        ("logprobs", "no"),
+        ("logprobs", np.ones(2)),
+        ("logit_bias", {1: 10**400}),
+        ("logit_bias", {1: np.complex64(1)}),
+        ("logit_bias", {"9" * 5000: 1}),
+        ("logit_bias", {10**5000: 1}),
+        ("logit_bias", {"\u0663": 1}),
+    ],
+    ids=lambda given: given if isinstance(given, str) else type(given).__name__,
+)
+def test_numbers_that_are_none_are_refused_by_name(name, value):
+    with pytest.raises(InvalidArgumentError, match=name) as caught:
+        SamplingParams(**{name: value})
+    assert len(str(caught.value)) < 200
